@@ -1,0 +1,28 @@
+"""tokenmill: an LLM inference and serving engine with the CPU as a first-class device.
+
+Names are imported on first use, so that ``import tokenmill`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tokenmill.engine.sampling_params import SamplingParams
+    from tokenmill.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from tokenmill.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from tokenmill.engine.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")

@@ -1,0 +1,210 @@
+"""The operator table: each operator declared once, any number of providers.
+
+A declaration is a frozen dataclass of what is known when the model is loaded (weights, shapes,
+options). ``OpTable.bind`` chooses a provider for it then, once, and returns a callable that takes only
+what changes from step to step. All activations are fp32 ``[capacity, width]``, contiguous; how many
+rows are in use is read from an int32 ``[1]`` tensor when the operator runs, so a recorded program
+serves every batch size.
+
+The meaning of each operator is its plain-torch reference, in ``ops/reference.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+
+from tokenmill.weights.tensor import RawTensor
+
+log = logging.getLogger("tokenmill.ops")
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class Weight(Protocol):
+    """A matrix [out_features, in_features] in a provider's own packing."""
+
+    provider: str
+    out_features: int
+    in_features: int
+    formats: tuple[str, ...]
+    nbytes: int
+
+    def dense(self) -> torch.Tensor:
+        """The matrix as fp32 [out_features, in_features]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Embed:
+    """``out[t] = weight[token_ids[t]] * scale``. Call: ``(rows, token_ids, out)``."""
+
+    op: ClassVar[str] = "embed"
+    weight: Weight
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix product with what goes before and after it.
+
+    Call: ``(rows, x, out)``, or ``(rows, x, out, row_index)`` to take row ``row_index[i]`` of x for
+    output row i.
+
+    x' = RMSNorm(x) * norm                    if norm is given (width in_features)
+         act(x[:, :K]) * x[:, K:]             if act is given (x is [*, 2 * in_features], gate first)
+    y  = x' @ weight.T + bias
+    y  = softcap * tanh(y / softcap)          if softcap > 0
+    out = out + y if accumulate else y
+
+    Where the weight is quantised, x' is first quantised to int8 in groups of 32 along K:
+    scale = max|x'| / 127, q = round-half-even(x' / scale).
+    """
+
+    op: ClassVar[str] = "linear"
+    weight: Weight
+    norm: torch.Tensor | None = None
+    eps: float = 0.0
+    act: Activation | None = None
+    bias: torch.Tensor | None = None
+    softcap: float = 0.0
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """``out = x / sqrt(mean(x^2) + eps) * weight`` (+ out if accumulate). Call: ``(rows, x, out)``."""
+
+    op: ClassVar[str] = "rms_norm"
+    weight: torch.Tensor
+    eps: float
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Cosines and sines of this step's positions. Call: ``(rows, positions, out)``.
+
+    inv_freq: fp32 [rotary_dim / 2]. out: [capacity, rotary_dim]: cosines, then sines, both times
+    ``scale`` (the attention factor of YaRN and longrope).
+    """
+
+    op: ClassVar[str] = "rope_table"
+    inv_freq: torch.Tensor
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RopeStore:
+    """Normalise and rotate queries and keys, store keys and values. Call: ``(step, rope, qkv, cache)``.
+
+    qkv: [capacity, (num_heads + 2 * num_kv_heads) * head_dim]; queries are rotated in place (keys may
+    be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
+    rest passes through. Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
+    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation.
+    """
+
+    op: ClassVar[str] = "rope_store"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    cache_dtype: torch.dtype
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal attention over the paged cache. Call: ``(step, qkv, cache, out)``.
+
+    Queries are the first num_heads * head_dim columns of qkv; out: [capacity, num_heads * head_dim].
+    A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
+    Scores are ``scale * q.k``, then ``softcap * tanh(s / softcap)`` if softcap > 0.
+    """
+
+    op: ClassVar[str] = "attention"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    cache_dtype: torch.dtype
+    softcap: float = 0.0
+    window: int = 0
+
+
+OpParams = Embed | Linear | RmsNorm | RopeTable | RopeStore | Attention
+
+
+class Provider(Protocol):
+    """Something that can run operators."""
+
+    name: str
+
+    def why_not(self, params: OpParams) -> str | None:
+        """None if this provider can run the operator, else the reason why not."""
+        ...
+
+    def bind(self, params: OpParams) -> Callable[..., None]:
+        """The operator, ready to be called."""
+        ...
+
+    def why_not_pack(self, segments: Sequence[RawTensor]) -> str | None:
+        """None if this provider can pack these row segments into one matrix, else why not."""
+        ...
+
+    def pack(self, segments: Sequence[RawTensor]) -> Weight:
+        """One matrix out of row segments (same in_features), in this provider's layout."""
+        ...
+
+
+@dataclass
+class OpTable:
+    """The providers in order of preference, and what was chosen."""
+
+    providers: Sequence[Provider]
+    chosen: list[tuple[str, str, str]] = field(default_factory=list)
+    """(operator, detail, provider) in order of binding; ``tokenmill info`` prints it."""
+
+    def bind(self, params: OpParams) -> Callable[..., None]:
+        """The operator from the first provider that can run it.
+
+        Raises LookupError if none can, with every provider's reason.
+        """
+        reasons: list[str] = []
+        for provider in self.providers:
+            reason = provider.why_not(params)
+            if reason is None:
+                self.chosen.append((params.op, describe(params), provider.name))
+                return provider.bind(params)
+            reasons.append(f"{provider.name}: {reason}")
+        raise LookupError(f"no provider runs {params.op} ({describe(params)}): " + "; ".join(reasons))
+
+    def pack(self, segments: Sequence[RawTensor]) -> Weight:
+        """Row segments (of one or more checkpoint tensors) as one packed matrix."""
+        reasons: list[str] = []
+        for provider in self.providers:
+            reason = provider.why_not_pack(segments)
+            if reason is None:
+                return provider.pack(segments)
+            reasons.append(f"{provider.name}: {reason}")
+        names = ", ".join(s.name for s in segments)
+        raise LookupError(f"no provider packs {names}: " + "; ".join(reasons))
+
+
+def describe(params: OpParams) -> str:
+    """A short text for logs and ``tokenmill info``."""
+    parts: list[Any] = []
+    weight = getattr(params, "weight", None)
+    if weight is not None and not isinstance(weight, torch.Tensor):
+        parts.append(f"{weight.out_features}x{weight.in_features} {'+'.join(weight.formats)}")
+    for name in ("num_heads", "num_kv_heads", "head_dim", "window"):
+        value = getattr(params, name, 0)
+        if value:
+            parts.append(f"{name}={value}")
+    return " ".join(map(str, parts))
