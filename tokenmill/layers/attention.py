@@ -1,0 +1,116 @@
+"""Self-attention with grouped heads, rotary positions and a paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.cache.spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
+from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.layers.scratch import Scratch
+from tokenmill.ops.table import Attention, Linear, OpTable, RmsNorm, RopeStore, Weight
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What is known of an attention layer from the configuration.
+
+    window: tokens that a token sees, itself included; 0 is all. softcap: 0 is none.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What this layer remembers, kept in ``dtype``."""
+        if self.window:
+            return SlidingWindowSpec(self.num_kv_heads, self.head_dim, dtype, self.window)
+        return FullAttentionSpec(self.num_kv_heads, self.head_dim, dtype)
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The parameters of one attention layer.
+
+    norm: RMSNorm before the projection, fp32 [hidden]. qkv: rows of q, k, then v.
+    q_norm, k_norm: RMSNorm per head, fp32 [head_dim]. post_norm: RMSNorm of the branch before it is
+    added to the residual stream (Gemma).
+    """
+
+    norm: torch.Tensor
+    qkv: Weight
+    out: Weight
+    qkv_bias: torch.Tensor | None = None
+    out_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    post_norm: torch.Tensor | None = None
+
+
+class AttentionLayer:
+    """``hidden += post_norm(out(attend(rotate(qkv(norm(hidden))))))``."""
+
+    def __init__(
+        self,
+        ops: OpTable,
+        shape: AttentionShape,
+        weights: AttentionWeights,
+        scratch: Scratch,
+        *,
+        eps: float,
+        cache_dtype: torch.dtype,
+    ) -> None:
+        s = shape
+        self._qkv = ops.bind(Linear(weights.qkv, norm=weights.norm, eps=eps, bias=weights.qkv_bias))
+        self._rope_store = ops.bind(
+            RopeStore(
+                num_heads=s.num_heads,
+                num_kv_heads=s.num_kv_heads,
+                head_dim=s.head_dim,
+                rotary_dim=s.rotary_dim,
+                cache_dtype=cache_dtype,
+                q_norm=weights.q_norm,
+                k_norm=weights.k_norm,
+                eps=eps,
+            )
+        )
+        self._attend = ops.bind(
+            Attention(
+                num_heads=s.num_heads,
+                num_kv_heads=s.num_kv_heads,
+                head_dim=s.head_dim,
+                scale=s.scale,
+                cache_dtype=cache_dtype,
+                softcap=s.softcap,
+                window=s.window,
+            )
+        )
+        self._out = ops.bind(
+            Linear(weights.out, bias=weights.out_bias, accumulate=weights.post_norm is None)
+        )
+        self._post_norm = None
+        if weights.post_norm is not None:
+            self._post_norm = ops.bind(RmsNorm(weights.post_norm, eps, accumulate=True))
+            self._branch = scratch.get("branch", weights.out.out_features)
+        self._qkv_buffer = scratch.get("qkv", weights.qkv.out_features)
+        self._attended = scratch.get("attended", s.num_heads * s.head_dim)
+
+    def forward(
+        self, hidden: torch.Tensor, step: StepBuffers, rope: torch.Tensor, cache: LayerCache
+    ) -> None:
+        """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
+        rows = step.num_tokens
+        self._qkv(rows, hidden, self._qkv_buffer)
+        self._rope_store(step, rope, self._qkv_buffer, cache)
+        self._attend(step, self._qkv_buffer, cache, self._attended)
+        if self._post_norm is None:
+            self._out(rows, self._attended, hidden)
+        else:
+            self._out(rows, self._attended, self._branch)
+            self._post_norm(rows, self._branch, hidden)

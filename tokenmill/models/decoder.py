@@ -1,0 +1,282 @@
+"""The skeleton that today's dense decoders share: embedding, layers of attention and MLP, logits.
+
+A family's file says what is particular to it (configuration, tensor names, shapes, norms, windows) and
+hands its layers to ``Decoder``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.errors import ConfigError
+from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
+from tokenmill.layers.embedding import Embedding, LMHead
+from tokenmill.layers.mlp import GatedMLP, MLPWeights
+from tokenmill.layers.rope import Rope, RotaryEmbedding
+from tokenmill.layers.scratch import Scratch
+from tokenmill.models.hf_config import ConfigReader
+from tokenmill.models.loader import WeightLoader
+from tokenmill.ops.table import Activation, OpTable
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+class Model(Protocol):
+    """What the engine needs of a model."""
+
+    vocab_size: int
+    max_position: int
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """What each layer remembers, in order."""
+        ...
+
+    def forward(self, step: StepBuffers, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """fp32 [max_logits, vocab_size]; the first num_logits rows are this step's."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a family needs besides its configuration.
+
+    max_model_len: longest text that will be served; None is the model's own limit.
+    """
+
+    ops: OpTable
+    weights: WeightLoader
+    max_tokens: int
+    max_logits: int
+    max_model_len: int | None
+    cache_dtype: torch.dtype
+
+    def model_len(self, limit: int) -> int:
+        """The longest text to prepare for. Raises ConfigError if the model can't read it."""
+        if self.max_model_len is None:
+            return limit
+        if self.max_model_len > limit:
+            raise ConfigError(
+                f"max_model_len {self.max_model_len} is more than the model can read; "
+                f"choose at most {limit}"
+            )
+        return self.max_model_len
+
+
+@dataclass(frozen=True)
+class DecoderDims:
+    """Sizes that every decoder has."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    eps: float
+    act: Activation
+    tied: bool
+
+    @property
+    def q_width(self) -> int:
+        """Width of all queries of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys (or values) of a token."""
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def read(
+        cls,
+        config: ConfigReader,
+        *,
+        act_key: str = "hidden_act",
+        default_act: str = "silu",
+        default_eps: float = 1e-6,
+        default_head_dim: int | None = None,
+        default_tied: bool = False,
+    ) -> DecoderDims:
+        """The sizes, validated. Raises CheckpointError naming the key that is wrong."""
+        hidden = config.integer("hidden_size")
+        heads = config.integer("num_attention_heads")
+        kv_heads = config.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise config.error(
+                "num_key_value_heads", f"is {kv_heads}, which does not divide {heads} heads"
+            )
+        if not config.has("head_dim") and default_head_dim is None and hidden % heads:
+            raise config.error(
+                "num_attention_heads", f"is {heads}, which does not divide hidden_size {hidden}"
+            )
+        head_dim = config.integer("head_dim", default_head_dim or hidden // heads)
+        if head_dim % 2:
+            raise config.error("head_dim", f"is {head_dim}, but rotation needs an even number")
+        act = config.text(act_key, default_act)
+        if act not in ACTIVATIONS:
+            raise config.error(act_key, f"is {act!r}, not one of {', '.join(ACTIVATIONS)}")
+        return cls(
+            vocab_size=config.integer("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=config.integer("intermediate_size"),
+            num_layers=config.integer("num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position=config.integer("max_position_embeddings"),
+            eps=config.number("rms_norm_eps", default_eps),
+            act=ACTIVATIONS[act],
+            tied=config.flag("tie_word_embeddings", default_tied),
+        )
+
+
+def layer_prefix(index: int) -> str:
+    """Where the names of a layer's tensors start."""
+    return f"model.layers.{index}."
+
+
+def check_weights(
+    weights: WeightLoader, dims: DecoderDims, layer_shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Check all tensors of a model whose layers each hold ``layer_shapes``."""
+    matrix = (dims.vocab_size, dims.hidden_size)
+    required: dict[str, tuple[int, ...]] = {EMBEDDING: matrix, FINAL_NORM: (dims.hidden_size,)}
+    for index in range(dims.num_layers):
+        required |= {layer_prefix(index) + name: shape for name, shape in layer_shapes.items()}
+    if dims.tied:
+        weights.check(required, {LM_HEAD: matrix})
+    else:
+        weights.check({**required, LM_HEAD: matrix})
+
+
+def window_of(layer_type: str, window: int) -> int:
+    """The window of a layer by its Hugging Face layer type."""
+    return window if layer_type == "sliding_attention" else 0
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One decoder layer, ready to be bound. rope: which of the model's rotary embeddings it uses."""
+
+    shape: AttentionShape
+    attention: AttentionWeights
+    mlp: MLPWeights
+    rope: str = "all"
+
+    def without_idle_window(self, model_len: int) -> LayerPlan:
+        """The same layer, with full attention if its window covers every text of ``model_len``."""
+        if self.shape.window < model_len:
+            return self
+        return replace(self, shape=replace(self.shape, window=0))
+
+
+class DecoderLayer:
+    """Attention, then the MLP, both added to the residual stream."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        plan: LayerPlan,
+        dims: DecoderDims,
+        scratch: Scratch,
+        rotary: RotaryEmbedding,
+    ) -> None:
+        self._attention = AttentionLayer(
+            context.ops,
+            plan.shape,
+            plan.attention,
+            scratch,
+            eps=dims.eps,
+            cache_dtype=context.cache_dtype,
+        )
+        self._mlp = GatedMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
+        self._rope = rotary.out
+        self.cache_spec = plan.shape.cache_spec(context.cache_dtype)
+
+    def forward(self, hidden: torch.Tensor, step: StepBuffers, cache: LayerCache) -> None:
+        """Update hidden, fp32 [max_tokens, hidden_size]."""
+        self._attention.forward(hidden, step, self._rope, cache)
+        self._mlp.forward(hidden, step)
+
+
+class Decoder:
+    """A decoder-only language model; see ``Model``.
+
+    ropes: the rotary embeddings that layers name. final_norm: fp32 [hidden_size].
+    max_position: longest text that the model can read. embed_scale: multiplies embeddings (Gemma).
+    logit_softcap: 0 is none. A window that no served text outgrows is dropped: such a layer remembers
+    everything anyway, and equal layers share one group of the cache.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        dims: DecoderDims,
+        *,
+        layers: Sequence[LayerPlan],
+        ropes: Mapping[str, Rope],
+        final_norm: torch.Tensor,
+        max_position: int,
+        embed_scale: float = 1.0,
+        logit_softcap: float = 0.0,
+    ) -> None:
+        self.vocab_size = dims.vocab_size
+        self.max_position = max_position
+        scratch = Scratch(context.max_tokens)
+        embedding = context.weights.linear(EMBEDDING, precise=True)
+        head = embedding if dims.tied else context.weights.linear(LM_HEAD, precise=True)
+        self._embedding = Embedding(context.ops, embedding, scratch, embed_scale)
+        self._rotary = {
+            name: RotaryEmbedding(context.ops, rope, scratch, name) for name, rope in ropes.items()
+        }
+        model_len = context.model_len(max_position)
+        self._layers = [
+            DecoderLayer(
+                context,
+                plan.without_idle_window(model_len),
+                dims,
+                scratch,
+                self._rotary[plan.rope],
+            )
+            for plan in layers
+        ]
+        self._head = LMHead(
+            context.ops,
+            head,
+            scratch,
+            norm=final_norm,
+            eps=dims.eps,
+            max_logits=context.max_logits,
+            softcap=logit_softcap,
+        )
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """What each layer remembers, in order."""
+        return [layer.cache_spec for layer in self._layers]
+
+    def forward(self, step: StepBuffers, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """fp32 [max_logits, vocab_size]; the first num_logits rows are this step's."""
+        hidden = self._embedding.forward(step)
+        for rotary in self._rotary.values():
+            rotary.forward(step)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            layer.forward(hidden, step, cache)
+        return self._head.forward(hidden, step)

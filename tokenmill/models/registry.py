@@ -1,0 +1,92 @@
+"""Which model families exist, and how one is built. Light to import: the families load on demand."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.config import CacheDType, LoadConfig
+from tokenmill.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.models.decoder import Model
+    from tokenmill.ops.table import OpTable
+    from tokenmill.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table of supported models.
+
+    module: in ``tokenmill.models``, with ``build(config, context) -> Model``.
+    architectures: values of ``architectures`` in config.json. gguf: values of ``general.architecture``.
+    test: what shows that its results are right, relative to the repository.
+    """
+
+    name: str
+    module: str
+    architectures: tuple[str, ...]
+    gguf: tuple[str, ...]
+    test: str
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "Llama 1 to 3.x, SmolLM2, Mistral",
+        "llama",
+        ("LlamaForCausalLM", "MistralForCausalLM"),
+        ("llama",),
+        "tests/models/test_llama.py",
+    ),
+)
+
+
+def family_of(config: dict[str, Any]) -> Family:
+    """The family of a configuration. Raises CheckpointError listing what is supported."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    for family in FAMILIES:
+        if name in family.architectures:
+            return family
+    supported = ", ".join(a for family in FAMILIES for a in family.architectures)
+    found = f"architecture {name!r} is not supported" if name else "the model names no architecture"
+    raise CheckpointError(f"{found}; supported are {supported}")
+
+
+def build_model(
+    checkpoint: Checkpoint,
+    ops: OpTable,
+    *,
+    load: LoadConfig,
+    max_tokens: int,
+    max_logits: int,
+    max_model_len: int | None,
+    cache_dtype: CacheDType | torch.dtype,
+) -> Model:
+    """A model with its weights packed and its operators bound.
+
+    max_tokens, max_logits: capacity of one step. max_model_len: None is the model's own limit.
+    cache_dtype: "auto" follows the checkpoint: fp32 for fp32, bf16 for bf16, fp16 for everything else.
+
+    Raises CheckpointError for unsupported architectures, configurations and tensors, ConfigError if
+    max_model_len is more than the model can read, and LookupError if no provider runs an operator.
+    """
+    from tokenmill.models.decoder import BuildContext
+    from tokenmill.models.loader import WeightLoader, resolve_cache_dtype
+
+    family = family_of(checkpoint.config)
+    context = BuildContext(
+        ops=ops,
+        weights=WeightLoader(checkpoint, ops, load),
+        max_tokens=max_tokens,
+        max_logits=max_logits,
+        max_model_len=max_model_len,
+        cache_dtype=resolve_cache_dtype(cache_dtype, checkpoint),
+    )
+    model: Model = importlib.import_module(f"tokenmill.models.{family.module}").build(
+        checkpoint.config, context
+    )
+    return model
