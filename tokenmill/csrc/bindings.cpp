@@ -1,0 +1,155 @@
+// The Python module. It takes addresses and sizes, no tensors, so it does not depend on any torch version.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "executor.h"
+
+namespace nb = nanobind;
+using namespace mill;
+
+namespace {
+
+template <class T>
+T* at(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+DType dtype_of(const std::string& name) {
+    if (name == "float32") return DType::F32;
+    if (name == "float16") return DType::F16;
+    if (name == "bfloat16") return DType::BF16;
+    throw std::invalid_argument("unknown dtype " + name);
+}
+
+Act act_of(const std::string& name) {
+    if (name.empty()) return Act::None;
+    if (name == "silu") return Act::Silu;
+    if (name == "gelu") return Act::Gelu;
+    if (name == "gelu_tanh") return Act::GeluTanh;
+    throw std::invalid_argument("unknown activation " + name);
+}
+
+const Kernels& kernels_named(const std::string& name) {
+    const Kernels* k = find_kernels(name);
+    if (!k) throw std::invalid_argument("kernels " + name + " were not built, or do not run on this CPU");
+    return *k;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native operators of tokenmill; called through tokenmill.ops.native.";
+
+    nb::class_<ThreadPool>(m, "ThreadPool")
+        .def(nb::init<int, const std::vector<int>&>(), nb::arg("count"), nb::arg("cpus"))
+        .def_prop_ro("size", &ThreadPool::size);
+
+    nb::class_<Matrix>(m, "Matrix")
+        .def_ro("rows", &Matrix::rows)
+        .def_ro("cols", &Matrix::cols)
+        .def_ro("nbytes", &Matrix::bytes)
+        .def_ro("any_quantised", &Matrix::any_quantised);
+
+    nb::class_<Program>(m, "Program")
+        .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
+        .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("num_calls", [](const Program& p) { return p.calls.size(); });
+
+    nb::class_<CacheArgs>(m, "Cache")
+        .def("__init__",
+             [](CacheArgs* self, uintptr_t pool, int64_t block_bytes, int64_t offset, uintptr_t block_table, int max_blocks,
+                const std::string& dtype) {
+                 new (self) CacheArgs{at<uint8_t>(pool), block_bytes, offset, at<const int32_t>(block_table), max_blocks, dtype_of(dtype)};
+             });
+
+    nb::class_<Executor>(m, "Executor")
+        .def("__init__",
+             [](Executor* self, std::shared_ptr<ThreadPool> pool, const std::string& kernels) {
+                 new (self) Executor(std::move(pool), &kernels_named(kernels));
+             })
+        .def_prop_ro("kernels", [](const Executor& e) { return std::string(e.kernels().name); })
+        .def("begin_recording", &Executor::begin_recording)
+        .def("end_recording", &Executor::end_recording, nb::keep_alive<0, 1>())
+        .def(
+            "embed",
+            [](Executor& e, uintptr_t rows, uintptr_t ids, const Matrix& w, uintptr_t out, float scale) {
+                e.embed({at<const int32_t>(rows), at<const int32_t>(ids), &w, at<float>(out), scale});
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "linear",
+            [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t row_index, const Matrix& w, uintptr_t norm, uintptr_t bias,
+               uintptr_t out, float eps, float softcap, const std::string& act, bool accumulate, int capacity,
+               const std::string& name) {
+                e.linear({at<const int32_t>(rows), at<const float>(x), at<const int32_t>(row_index), &w, at<const float>(norm),
+                          at<const float>(bias), at<float>(out), eps, softcap, act_of(act), accumulate, {}},
+                         capacity, name);
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "rms_norm",
+            [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t w, uintptr_t out, int width, float eps, bool accumulate) {
+                e.rms_norm({at<const int32_t>(rows), at<const float>(x), at<const float>(w), at<float>(out), width, eps, accumulate});
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "rope_table",
+            [](Executor& e, uintptr_t rows, uintptr_t positions, uintptr_t inv_freq, uintptr_t out, int rotary_dim, float scale) {
+                e.rope_table({at<const int32_t>(rows), at<const int32_t>(positions), at<const float>(inv_freq), at<float>(out), rotary_dim, scale});
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "rope_store",
+            [](Executor& e, uintptr_t rows, uintptr_t positions, uintptr_t token_req, uintptr_t rope, uintptr_t qkv, uintptr_t q_norm,
+               uintptr_t k_norm, const CacheArgs& cache, int num_heads, int num_kv_heads, int head_dim, int rotary_dim, float eps) {
+                e.rope_store({at<const int32_t>(rows), at<const int32_t>(positions), at<const int32_t>(token_req), at<const float>(rope),
+                              at<float>(qkv), at<const float>(q_norm), at<const float>(k_norm), cache, num_heads, num_kv_heads,
+                              head_dim, rotary_dim, eps});
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "attention",
+            [](Executor& e, uintptr_t rows, uintptr_t num_reqs, uintptr_t positions, uintptr_t query_start, uintptr_t qkv, uintptr_t out,
+               const CacheArgs& cache, int qkv_width, int num_heads, int num_kv_heads, int head_dim, int window, float scale,
+               float softcap) {
+                e.attention({at<const int32_t>(rows), at<const int32_t>(num_reqs), at<const int32_t>(positions),
+                             at<const int32_t>(query_start), at<const float>(qkv), at<float>(out), cache, qkv_width, num_heads,
+                             num_kv_heads, head_dim, window, scale, softcap, nullptr, 0});
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "dense", [](Executor& e, const Matrix& w, uintptr_t out) { e.dense({&w, at<float>(out)}); },
+            nb::call_guard<nb::gil_scoped_release>());
+
+    m.def(
+        "pack",
+        [](ThreadPool& pool, const std::vector<std::string>& formats, const std::vector<int>& rows, int cols,
+           const std::vector<uintptr_t>& data) {
+            std::vector<const uint8_t*> pointers;
+            for (uintptr_t p : data) pointers.push_back(at<const uint8_t>(p));
+            return pack_matrix(pool, formats, rows, cols, pointers);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def("formats", [] {
+        std::vector<std::pair<std::string, int>> known;  // name, columns of a block
+        for (const char* name : {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+                                 "IQ4_NL", "IQ4_XS"})
+            known.emplace_back(name, find_format(name)->block);
+        return known;
+    });
+    m.def("available_kernels", &available_kernels);
+    m.def("self_check", &self_check, nb::call_guard<nb::gil_scoped_release>());
+    m.def("measure_read_bandwidth", &measure_read_bandwidth, nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "measure_fp32", [](ThreadPool& pool, const std::string& kernels) { return measure_fp32(pool, kernels_named(kernels)); },
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "measure_int8", [](ThreadPool& pool, const std::string& kernels) { return measure_int8(pool, kernels_named(kernels)); },
+        nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,333 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+namespace mill {
+
+extern const Kernels kernels_portable;
+#if TM_HAVE_AVX2
+extern const Kernels kernels_avx2;
+#endif
+#if TM_HAVE_AVX512
+extern const Kernels kernels_avx512;
+#endif
+
+namespace {
+
+template <class T>
+T* grow(T* old, size_t count) {
+    ::operator delete[](old, std::align_val_t(64));
+    return static_cast<T*>(::operator new[](count * sizeof(T), std::align_val_t(64)));
+}
+
+template <class T>
+void release(T* p) {
+    ::operator delete[](p, std::align_val_t(64));
+}
+
+template <class F>
+void on_pool(ThreadPool& pool, F&& body) {
+    pool.run([](void* arg, Thread& thread) { (*static_cast<std::remove_reference_t<F>*>(arg))(thread); }, &body);
+}
+
+}  // namespace
+
+void Program::run() {
+    on_pool(*pool, [this](Thread& thread) {
+        for (const Call& call : calls) {
+            call.run(thread);
+            thread.barrier();
+        }
+    });
+}
+
+std::vector<std::pair<std::string, int64_t>> Program::profile() {
+    std::vector<std::pair<std::string, int64_t>> times;
+    times.reserve(calls.size());
+    on_pool(*pool, [&](Thread& thread) {
+        for (const Call& call : calls) {
+            const auto start = std::chrono::steady_clock::now();
+            call.run(thread);
+            thread.barrier();
+            if (thread.index == 0)
+                times.emplace_back(call.name, std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                                  std::chrono::steady_clock::now() - start).count());
+        }
+    });
+    return times;
+}
+
+Executor::~Executor() {
+    release(scratch_.x);
+    release(scratch_.q);
+    release(scratch_.scale);
+    release(scratch_.scaled_sum);
+    release(scratch_.sum);
+    release(attention_scratch_);
+}
+
+void Executor::reserve(size_t rows, size_t cols, size_t attention_floats) {
+    if (rows * cols > cells_) {
+        cells_ = rows * cols;
+        scratch_.x = grow(scratch_.x, cells_ + 16);
+        scratch_.q = grow(scratch_.q, cells_ + 64);
+    }
+    const size_t groups = rows * ((cols + kGroup - 1) / kGroup);
+    if (groups > groups_) {
+        groups_ = groups;
+        scratch_.scale = grow(scratch_.scale, groups);
+        scratch_.scaled_sum = grow(scratch_.scaled_sum, groups);
+        scratch_.sum = grow(scratch_.sum, 2 * groups);
+    }
+    if (attention_floats > attention_floats_) {
+        attention_floats_ = attention_floats;
+        attention_scratch_ = grow(attention_scratch_, attention_floats);
+    }
+}
+
+void Executor::submit(std::string name, std::function<void(Thread&)> run) {
+    if (recording_) recording_->calls.push_back({std::move(name), std::move(run)});
+    else on_pool(*pool_, run);
+}
+
+void Executor::begin_recording() {
+    recording_ = std::make_unique<Program>();
+    recording_->pool = pool_.get();
+}
+
+std::unique_ptr<Program> Executor::end_recording() {
+    if (!recording_) throw std::logic_error("end_recording() without begin_recording()");
+    return std::move(recording_);
+}
+
+void Executor::embed(const EmbedArgs& args) {
+    submit("embed", [k = kernels_, args](Thread& t) { k->embed(args, t); });
+}
+
+void Executor::linear(const LinearArgs& args, int capacity, const std::string& name) {
+    reserve(size_t(capacity), size_t(args.weight->cols), 0);
+    submit(name, [this, args](Thread& t) {
+        LinearArgs a = args;
+        a.scratch = scratch_;
+        kernels_->linear(a, t);
+    });
+}
+
+void Executor::rms_norm(const RmsNormArgs& args) {
+    submit("rms_norm", [k = kernels_, args](Thread& t) { k->rms_norm(args, t); });
+}
+
+void Executor::rope_table(const RopeTableArgs& args) {
+    submit("rope_table", [k = kernels_, args](Thread& t) { k->rope_table(args, t); });
+}
+
+void Executor::rope_store(const RopeStoreArgs& args) {
+    submit("rope_store", [k = kernels_, args](Thread& t) { k->rope_store(args, t); });
+}
+
+void Executor::attention(const AttentionArgs& args) {
+    // One work space a thread, and room for the partial results of a few long contexts (see attention.inl).
+    const size_t rows = 16, hd = size_t(args.head_dim), threads = size_t(pool_->size()), part = rows * (2 + hd);
+    const size_t spans = size_t(args.cache.max_blocks) * kBlock / kSplit + 2;
+    reserve(0, 0, threads * (rows * hd + rows * kSplit + 2 * part) + 2 * threads * spans * part);
+    submit("attention", [this, args](Thread& t) {
+        AttentionArgs a = args;
+        a.scratch = attention_scratch_;
+        a.scratch_floats = attention_floats_;
+        kernels_->attention(a, t);
+    });
+}
+
+void Executor::dense(const DenseArgs& args) {
+    on_pool(*pool_, [&](Thread& t) { kernels_->dense(args, t); });
+}
+
+std::unique_ptr<Matrix> pack_matrix(ThreadPool& pool, const std::vector<std::string>& formats, const std::vector<int>& rows,
+                                    int cols, const std::vector<const uint8_t*>& data) {
+    auto m = std::make_unique<Matrix>();
+    m->cols = cols;
+    size_t bytes = 0;
+    std::vector<size_t> starts;
+    for (size_t i = 0; i < formats.size(); i++) {
+        const Format* f = find_format(formats[i]);
+        if (!f || cols % f->block != 0 || rows[i] <= 0) throw std::invalid_argument("cannot pack " + formats[i]);
+        const int tiles = (rows[i] + kTileRows - 1) / kTileRows;
+        m->segments.push_back({f, rows[i], m->rows, m->tiles, tiles, nullptr});
+        starts.push_back(bytes);
+        bytes += size_t(tiles) * f->tile_bytes(cols);
+        m->rows += rows[i];
+        m->tiles += tiles;
+        (f->bits ? m->any_quantised : m->any_dense) = true;
+    }
+    m->bytes = bytes;
+    m->storage = static_cast<uint8_t*>(::operator new[](bytes + 64, std::align_val_t(64)));  // kernels may read a little past
+    for (size_t i = 0; i < m->segments.size(); i++) m->segments[i].data = m->storage + starts[i];
+    on_pool(pool, [&](Thread& thread) {
+        for (size_t i = 0; i < m->segments.size(); i++) {
+            const Segment& s = m->segments[i];
+            int begin, end;
+            thread.share(s.tiles, begin, end);
+            pack_tiles(*s.format, data[i], s.rows, cols, m->storage + starts[i], begin, end);
+        }
+    });
+    return m;
+}
+
+std::vector<std::string> available_kernels() {
+    std::vector<std::string> names;
+#if TM_HAVE_AVX512
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vnni"))
+        names.push_back("avx512");
+#endif
+#if TM_HAVE_AVX2
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) names.push_back("avx2");
+#endif
+    names.push_back("portable");
+    return names;
+}
+
+const Kernels* find_kernels(const std::string& name) {
+    for (const std::string& n : available_kernels()) {
+        if (n != name) continue;
+#if TM_HAVE_AVX512
+        if (name == "avx512") return &kernels_avx512;
+#endif
+#if TM_HAVE_AVX2
+        if (name == "avx2") return &kernels_avx2;
+#endif
+        return &kernels_portable;
+    }
+    return nullptr;
+}
+
+namespace {
+
+struct Generator {  // a small linear congruential generator: the same numbers everywhere
+    uint64_t state = 1;
+    uint32_t next() {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return uint32_t(state >> 33);
+    }
+    float real() { return float(int32_t(next() & 0xffffff) - 0x800000) / 4194304.0f; }
+};
+
+// One small forward step's worth of operators; everything they wrote, for comparison.
+std::vector<float> exercise(const Kernels* kernels, int threads) {
+    auto pool = std::make_shared<ThreadPool>(threads, std::vector<int>{});
+    Executor ex(pool, kernels);
+    std::vector<float> all;
+    auto keep = [&](const std::vector<float>& v) { all.insert(all.end(), v.begin(), v.end()); };
+    const int cols = 256, rows = 21, tokens = 11;
+    Generator gen;
+    auto reals = [&](size_t n) {
+        std::vector<float> v(n);
+        for (float& x : v) x = gen.real();
+        return v;
+    };
+    const int32_t count = tokens;
+    const std::vector<float> x = reals(size_t(tokens) * 2 * cols), norm = reals(cols), bias = reals(rows);
+    for (const char* name : {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}) {
+        const Format& f = *find_format(name);
+        const size_t row_bytes = size_t(cols / f.block) * size_t(f.block_bytes);
+        std::vector<uint8_t> raw(row_bytes * rows);
+        // Bytes below 0x3c keep every fp16, bf16 and fp32 in them finite and moderate.
+        for (uint8_t& b : raw) b = uint8_t(gen.next() % 0x3c);
+        auto m = pack_matrix(*pool, {name}, {rows}, cols, {raw.data()});
+        std::vector<float> out(size_t(tokens) * rows, 0.5f);
+        LinearArgs a{&count, x.data(), nullptr, m.get(), norm.data(), bias.data(), out.data(), 1e-5f, 30.0f, Act::None, true, {}};
+        ex.linear(a, tokens, "linear");
+        keep(out);
+        a.norm = a.bias = nullptr;
+        a.softcap = 0.0f;
+        a.act = f.bits % 2 ? Act::Silu : Act::GeluTanh;
+        a.accumulate = false;
+        ex.linear(a, tokens, "linear");
+        keep(out);
+    }
+    const int hd = 72, kv_heads = 2, heads = 6, width = (heads + 2 * kv_heads) * hd, context = 300, max_blocks = 24;
+    const std::vector<float> inv_freq = reals(18), q_norm = reals(hd), k_norm = reals(hd);
+    for (DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+        const int64_t block_bytes = int64_t(2) * kv_heads * hd * kBlock * (dtype == DType::F32 ? 4 : 2);
+        std::vector<uint8_t> cache(size_t(block_bytes) * max_blocks, 0);
+        std::vector<int32_t> table(max_blocks), positions(context), reqs(context, 0);
+        for (int i = 0; i < max_blocks; i++) table[size_t(i)] = max_blocks - 1 - i;
+        for (int i = 0; i < context; i++) positions[size_t(i)] = i;
+        const int32_t n = context, one = 1, start[2] = {0, context};
+        std::vector<float> qkv = reals(size_t(context) * width), rope(size_t(context) * 36), out(size_t(context) * heads * hd);
+        ex.rope_table({&n, positions.data(), inv_freq.data(), rope.data(), 36, 1.1f});
+        const CacheArgs c{cache.data(), block_bytes, 0, table.data(), max_blocks, dtype};
+        ex.rope_store({&n, positions.data(), reqs.data(), rope.data(), qkv.data(), q_norm.data(), k_norm.data(), c, heads, kv_heads, hd, 36, 1e-6f});
+        ex.attention({&n, &one, positions.data(), start, qkv.data(), out.data(), c, width, heads, kv_heads, hd,
+                      dtype == DType::F32 ? 0 : 40, 0.1f, dtype == DType::F16 ? 20.0f : 0.0f, nullptr, 0});
+        keep(out);
+    }
+    return all;
+}
+
+}  // namespace
+
+std::string self_check(const std::string& name) {
+    const Kernels* kernels = find_kernels(name);
+    if (!kernels) return "not built, or not supported by this CPU";
+    const std::vector<float> got = exercise(kernels, 2), want = exercise(&kernels_portable, 1);
+    for (size_t i = 0; i < want.size(); i++)
+        if (std::memcmp(&got[i], &want[i], sizeof(float)) != 0)
+            return "value " + std::to_string(i) + " is " + std::to_string(got[i]) + ", the portable kernels say " + std::to_string(want[i]);
+    return "";
+}
+
+namespace {
+
+template <class F>
+double best_seconds(F&& body) {
+    double best = 1e30;
+    for (int i = 0; i < 5; i++) {
+        const auto start = std::chrono::steady_clock::now();
+        body();
+        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+}
+
+}  // namespace
+
+double measure_read_bandwidth(ThreadPool& pool, size_t bytes) {
+    const size_t words = bytes / 8 / 8 * 8;
+    std::vector<uint64_t> data(words, 1);
+    std::vector<uint64_t> sums(size_t(pool.size()) * 8);
+    const double s = best_seconds([&] {
+        on_pool(pool, [&](Thread& t) {
+            const size_t begin = words / 8 * size_t(t.index) / size_t(t.count) * 8;
+            const size_t end = words / 8 * size_t(t.index + 1) / size_t(t.count) * 8;
+            uint64_t acc[8] = {};
+            for (size_t i = begin; i < end; i += 8)
+                for (size_t j = 0; j < 8; j++) acc[j] ^= data[i + j];
+            for (size_t j = 0; j < 8; j++) sums[size_t(t.index) * 8 + j] = acc[j];
+        });
+    });
+    uint64_t check = 0;
+    for (uint64_t x : sums) check ^= x;
+    if (check > 1) throw std::logic_error("the bandwidth measurement read wrong data");
+    return double(words * 8) / s;
+}
+
+static double measure_operations(ThreadPool& pool, double (*operations)(int)) {
+    std::vector<double> counts(size_t(pool.size()) * 8);
+    const double s = best_seconds([&] {
+        on_pool(pool, [&](Thread& t) { counts[size_t(t.index) * 8] = operations(2000000); });
+    });
+    double total = 0;
+    for (double c : counts) total += c;
+    return total / s;
+}
+
+double measure_fp32(ThreadPool& pool, const Kernels& kernels) { return measure_operations(pool, kernels.fp32_operations); }
+double measure_int8(ThreadPool& pool, const Kernels& kernels) { return measure_operations(pool, kernels.int8_operations); }
+
+}  // namespace mill

@@ -1,0 +1,72 @@
+// Runs operators on the pool, or records them into a program that replays the whole forward step in one call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "packed.h"
+
+namespace mill {
+
+struct Call {
+    std::string name;
+    std::function<void(Thread&)> run;
+};
+
+struct Program {
+    ThreadPool* pool;
+    std::vector<Call> calls;
+    void run();
+    // Runs once and returns (name, nanoseconds) per call, in order.
+    std::vector<std::pair<std::string, int64_t>> profile();
+};
+
+class Executor {
+public:
+    Executor(std::shared_ptr<ThreadPool> pool, const Kernels* kernels) : pool_(std::move(pool)), kernels_(kernels) {}
+    ~Executor();
+    Executor(const Executor&) = delete;
+    Executor& operator=(const Executor&) = delete;
+
+    void embed(const EmbedArgs& args);
+    void linear(const LinearArgs& args, int capacity, const std::string& name);
+    void rms_norm(const RmsNormArgs& args);
+    void rope_table(const RopeTableArgs& args);
+    void rope_store(const RopeStoreArgs& args);
+    void attention(const AttentionArgs& args);
+    void dense(const DenseArgs& args);
+
+    void begin_recording();
+    std::unique_ptr<Program> end_recording();
+
+    ThreadPool& pool() { return *pool_; }
+    const Kernels& kernels() const { return *kernels_; }
+
+private:
+    void submit(std::string name, std::function<void(Thread&)> run);
+    void reserve(size_t rows, size_t cols, size_t attention_floats);
+
+    std::shared_ptr<ThreadPool> pool_;
+    const Kernels* kernels_;
+    std::unique_ptr<Program> recording_;
+    // Shared by all operators, since they run one after another. Grown when an operator is called or recorded,
+    // never while one runs; recorded calls look the address up when they run.
+    size_t cells_ = 0, groups_ = 0, attention_floats_ = 0;
+    Scratch scratch_;
+    float* attention_scratch_ = nullptr;
+};
+
+std::unique_ptr<Matrix> pack_matrix(ThreadPool& pool, const std::vector<std::string>& formats, const std::vector<int>& rows,
+                                    int cols, const std::vector<const uint8_t*>& data);
+
+const Kernels* find_kernels(const std::string& name);       // null: not built, or not for this CPU
+std::vector<std::string> available_kernels();               // best first
+std::string self_check(const std::string& name);            // empty: agrees with the portable kernels to the bit
+
+double measure_read_bandwidth(ThreadPool& pool, size_t bytes);  // bytes per second
+double measure_fp32(ThreadPool& pool, const Kernels& kernels);  // multiply-adds count as two operations, per second
+double measure_int8(ThreadPool& pool, const Kernels& kernels);
+
+}  // namespace mill

@@ -1,0 +1,62 @@
+// A fixed team of threads that runs a job together: every thread executes the same function and meets the others
+// at barriers. The caller is thread 0. Waiting threads spin briefly, then sleep, so an idle pool uses no CPU.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace mill {
+
+class ThreadPool;
+
+struct Thread {
+    ThreadPool& pool;
+    int index;
+    int count;
+    uint32_t epoch = 0;
+
+    // All threads of the team meet here.
+    void barrier();
+    // The next piece of work of this phase (phases are separated by barriers).
+    int next(int pieces_at_once);
+    // An even share of n pieces: [begin, end).
+    void share(int n, int& begin, int& end) const {
+        begin = int(int64_t(n) * index / count);
+        end = int(int64_t(n) * (index + 1) / count);
+    }
+};
+
+class ThreadPool {
+public:
+    using Job = void (*)(void* arg, Thread& thread);
+
+    // cpus: where to pin the workers (thread i to cpus[i]); empty: not pinned. The caller is never pinned, because
+    // threads that other libraries start from it would inherit its mask.
+    ThreadPool(int count, const std::vector<int>& cpus);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    // Runs job(arg, thread) on every thread and returns when all are done. One caller at a time.
+    void run(Job job, void* arg);
+    int size() const { return count_; }
+
+private:
+    friend struct Thread;
+    void work(int index, int cpu);
+
+    int count_;
+    std::vector<std::thread> workers_;
+    alignas(64) std::atomic<uint32_t> job_number_{0};
+    alignas(64) std::atomic<uint32_t> arrived_{0};
+    alignas(64) std::atomic<uint32_t> epoch_{0};
+    alignas(64) std::atomic<int> counters_[2] = {{0}, {0}};
+    std::atomic<bool> stop_{false};
+    Job job_ = nullptr;
+    void* arg_ = nullptr;
+};
+
+}  // namespace mill

@@ -1,0 +1,306 @@
+"""The native provider: operators of csrc/, called by address.
+
+Every call either runs at once or, while recording, is added to a program that later replays the whole forward step
+as one native call. Addresses must therefore stay put: model buffers and step buffers are allocated once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.ops.table import (
+    Attention,
+    Embed,
+    Linear,
+    OpParams,
+    RmsNorm,
+    RopeStore,
+    RopeTable,
+)
+from tokenmill.weights.tensor import RawTensor
+
+log = logging.getLogger("tokenmill.ops")
+
+DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class NativeWeight:
+    """A matrix in the tiles of csrc/packed.h."""
+
+    matrix: Any
+    executor: Any
+    out_features: int
+    in_features: int
+    formats: tuple[str, ...]
+    nbytes: int
+    provider: str = "native"
+
+    def dense(self) -> torch.Tensor:
+        """The matrix as fp32 [out_features, in_features], rounded as the checkpoint format rounds."""
+        out = torch.empty(self.out_features, self.in_features)
+        self.executor.dense(self.matrix, out.data_ptr())
+        return out
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _checked(tensor: torch.Tensor | None, width: int, what: str) -> torch.Tensor | None:
+    """A small fp32 parameter, contiguous, of the width that the kernel will read."""
+    if tensor is None:
+        return None
+    if tensor.numel() != width:
+        raise ValueError(f"{what} has {tensor.numel()} elements, not {width}")
+    return tensor.detach().to(torch.float32).contiguous()
+
+
+class NativeProvider:
+    """Operators on this process's own thread pool.
+
+    kernels: which compiled variant to use ("avx512", "avx2" or "portable").
+    """
+
+    name = "native"
+
+    def __init__(self, num_threads: int, cpus: Sequence[int], kernels: str) -> None:
+        from tokenmill import _native
+
+        self._native = _native
+        self.pool = _native.ThreadPool(num_threads, list(cpus))
+        self.executor = _native.Executor(self.pool, kernels)
+        self.kernels = kernels
+        self._blocks: dict[str, int] = dict(_native.formats())
+
+    def why_not(self, params: OpParams) -> str | None:
+        """None if the operator can run here, else why not."""
+        if isinstance(params, (Embed, Linear)) and params.weight.provider != self.name:
+            return f"the weight is packed for {params.weight.provider}"
+        if isinstance(params, (RopeStore, Attention)):
+            if params.num_heads % params.num_kv_heads:
+                return "num_heads is not a multiple of num_kv_heads"
+            if params.cache_dtype not in DTYPE_NAMES:
+                return f"no cache of {params.cache_dtype}"
+        return None
+
+    def why_not_pack(self, segments: Sequence[RawTensor]) -> str | None:
+        """None if these row segments can be packed into one matrix, else why not."""
+        for segment in segments:
+            block = self._blocks.get(segment.format)
+            if block is None:
+                return f"no packing for format {segment.format}"
+            if len(segment.shape) != 2:
+                return f"{segment.name} is not a matrix"
+            if segment.shape[1] % block:
+                return f"{segment.name} has {segment.shape[1]} columns, not a multiple of {block}"
+            if segment.shape[1] != segments[0].shape[1]:
+                return "the segments have different widths"
+        mixed = {self._blocks[s.format] > 1 for s in segments}
+        if mixed == {True} or mixed == {False}:
+            return None
+        # quantised and unquantised rows may share a matrix only where groups of 32 fit
+        return None if segments[0].shape[1] % 32 == 0 else "the width is not a multiple of 32"
+
+    def pack(self, segments: Sequence[RawTensor]) -> NativeWeight:
+        """Tiles of sixteen interleaved rows; exact for every format."""
+        data = [s.data.contiguous() for s in segments]
+        matrix = self._native.pack(
+            self.pool,
+            [s.format for s in segments],
+            [s.shape[0] for s in segments],
+            segments[0].shape[1],
+            [d.data_ptr() for d in data],
+        )
+        return NativeWeight(
+            matrix=matrix,
+            executor=self.executor,
+            out_features=matrix.rows,
+            in_features=matrix.cols,
+            formats=tuple(dict.fromkeys(s.format for s in segments)),
+            nbytes=matrix.nbytes,
+        )
+
+    def bind(self, params: OpParams) -> Callable[..., None]:
+        """The operator as a callable over tensors (see ops/table.py for each one's arguments)."""
+        if isinstance(params, Embed):
+            return self._embed(params)
+        if isinstance(params, Linear):
+            return self._linear(params)
+        if isinstance(params, RmsNorm):
+            return self._rms_norm(params)
+        if isinstance(params, RopeTable):
+            return self._rope_table(params)
+        if isinstance(params, RopeStore):
+            return self._rope_store(params)
+        return self._attention(params)
+
+    def record(self, forward: Callable[[], object]) -> Callable[[], None]:
+        """Runs ``forward`` once without executing it; the answer replays its operators in one call."""
+        self.executor.begin_recording()
+        try:
+            forward()
+        finally:
+            program = self.executor.end_recording()
+        self.program = program
+        run: Callable[[], None] = program.run
+        return run
+
+    def _embed(self, p: Embed) -> Callable[..., None]:
+        matrix, scale, call = self._matrix(p.weight), p.scale, self.executor.embed
+
+        def embed(rows: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+            call(rows.data_ptr(), token_ids.data_ptr(), matrix, out.data_ptr(), scale)
+
+        return embed
+
+    def _linear(self, p: Linear) -> Callable[..., None]:
+        weight, call, name = self._matrix(p.weight), self.executor.linear, _linear_name(p)
+        norm = _checked(p.norm, p.weight.in_features, "norm")
+        bias = _checked(p.bias, p.weight.out_features, "bias")
+        eps, softcap, act, accumulate = p.eps, p.softcap, p.act or "", p.accumulate
+        if norm is not None and act:
+            raise ValueError("a linear layer takes a norm or an activation before it, not both")
+
+        def linear(
+            rows: torch.Tensor,
+            x: torch.Tensor,
+            out: torch.Tensor,
+            row_index: torch.Tensor | None = None,
+        ) -> None:
+            call(
+                rows.data_ptr(), x.data_ptr(), _address(row_index), weight, _address(norm), _address(bias),
+                out.data_ptr(), eps, softcap, act, accumulate, out.shape[0], name,
+            )  # fmt: skip
+
+        return linear
+
+    def _rms_norm(self, p: RmsNorm) -> Callable[..., None]:
+        weight, call = p.weight.detach().to(torch.float32).contiguous(), self.executor.rms_norm
+        eps, accumulate, width = p.eps, p.accumulate, weight.numel()
+
+        def rms_norm(rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+            call(
+                rows.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr(), width, eps, accumulate
+            )
+
+        return rms_norm
+
+    def _rope_table(self, p: RopeTable) -> Callable[..., None]:
+        inv_freq, call, scale = (
+            p.inv_freq.detach().to(torch.float32).contiguous(),
+            self.executor.rope_table,
+            p.scale,
+        )
+
+        def rope_table(rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+            call(
+                rows.data_ptr(), positions.data_ptr(), inv_freq.data_ptr(), out.data_ptr(),
+                2 * inv_freq.numel(), scale,
+            )  # fmt: skip
+
+        return rope_table
+
+    def _rope_store(self, p: RopeStore) -> Callable[..., None]:
+        call = self.executor.rope_store
+        q_norm, k_norm = (
+            _checked(p.q_norm, p.head_dim, "q_norm"),
+            _checked(p.k_norm, p.head_dim, "k_norm"),
+        )
+
+        def rope_store(
+            step: StepBuffers, rope: torch.Tensor, qkv: torch.Tensor, cache: LayerCache
+        ) -> None:
+            call(
+                step.num_tokens.data_ptr(), step.positions.data_ptr(), step.token_req.data_ptr(),
+                rope.data_ptr(), qkv.data_ptr(), _address(q_norm), _address(k_norm), self._cache(cache),
+                p.num_heads, p.num_kv_heads, p.head_dim, p.rotary_dim, p.eps,
+            )  # fmt: skip
+
+        return rope_store
+
+    def _attention(self, p: Attention) -> Callable[..., None]:
+        call = self.executor.attention
+
+        def attention(
+            step: StepBuffers, qkv: torch.Tensor, cache: LayerCache, out: torch.Tensor
+        ) -> None:
+            call(
+                step.num_tokens.data_ptr(), step.num_reqs.data_ptr(), step.positions.data_ptr(),
+                step.query_start.data_ptr(), qkv.data_ptr(), out.data_ptr(), self._cache(cache),
+                qkv.shape[1], p.num_heads, p.num_kv_heads, p.head_dim, p.window, p.scale, p.softcap,
+            )  # fmt: skip
+
+        return attention
+
+    def _cache(self, cache: LayerCache) -> Any:
+        return self._native.Cache(
+            cache.pool.data_ptr(), cache.block_bytes, cache.offset, cache.block_table.data_ptr(),
+            cache.block_table.shape[1], DTYPE_NAMES[cache.dtype],
+        )  # fmt: skip
+
+    @staticmethod
+    def _matrix(weight: object) -> Any:
+        assert isinstance(weight, NativeWeight)
+        return weight.matrix
+
+
+def _linear_name(p: Linear) -> str:
+    """What profiles call this operator."""
+    before = "norm+" if p.norm is not None else f"{p.act}+" if p.act else ""
+    after = "+add" if p.accumulate else ""
+    return f"{before}linear{after} {p.weight.out_features}x{p.weight.in_features}"
+
+
+def load_provider(
+    num_threads: int, cpus: Sequence[int] = (), kernels: str | None = None
+) -> tuple[NativeProvider | None, str]:
+    """The native provider with the best kernels that this CPU runs and that pass their self-check.
+
+    kernels: take this variant; None takes $TOKENMILL_KERNELS or the best.
+    Returns (provider, which kernels) or (None, why there is none).
+    """
+    try:
+        from tokenmill import _native
+    except ImportError as error:
+        return None, f"the native module was not built ({error}); install g++ and reinstall tokenmill"
+    wanted = kernels or os.environ.get("TOKENMILL_KERNELS")
+    available: list[str] = _native.available_kernels()
+    if wanted is not None and wanted not in available:
+        return (
+            None,
+            f"kernels {wanted!r} are not available here; this CPU can run {', '.join(available)}",
+        )
+    for name in [wanted] if wanted else available:
+        reason = _native.self_check(name)
+        if not reason:
+            return NativeProvider(num_threads, cpus, name), f"kernels {name}"
+        log.warning("kernels %s failed their self-check and are not used: %s", name, reason)
+    return None, "no kernel variant passed its self-check"
+
+
+def measure_ceilings(
+    num_threads: int, cpus: Sequence[int] = (), buffer_bytes: int = 512 << 20
+) -> dict[str, float]:
+    """What this machine can do: bytes read a second, and fp32 and int8 operations a second.
+
+    A multiply-add counts as two operations. Keys: read_bytes_s, fp32_ops_s, int8_ops_s.
+    Raises RuntimeError if the native module is missing.
+    """
+    provider, reason = load_provider(num_threads, cpus)
+    if provider is None:
+        raise RuntimeError(reason)
+    from tokenmill import _native
+
+    return {
+        "read_bytes_s": _native.measure_read_bandwidth(provider.pool, buffer_bytes),
+        "fp32_ops_s": _native.measure_fp32(provider.pool, provider.kernels),
+        "int8_ops_s": _native.measure_int8(provider.pool, provider.kernels),
+    }
