@@ -19,6 +19,7 @@ from tokenmill.engine.step import LayerCache, StepBuffers
 from tokenmill.models.decoder import Model
 from tokenmill.models.registry import build_model
 from tokenmill.ops.table import OpTable
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.tensor import RawTensor
 
 BLOCK = 16
@@ -66,6 +67,12 @@ def memory_checkpoint(hf: Any) -> MemoryCheckpoint:
     return MemoryCheckpoint(config, tensors)
 
 
+def saved(hf: Any, path: Path) -> Checkpoint:
+    """The checkpoint that transformers writes (``save_pretrained``) and we read."""
+    hf.save_pretrained(path)
+    return open_checkpoint(path)
+
+
 def randomise(hf: Any, seed: int = 0) -> Any:
     """Weights large enough that every part of the model matters to its logits."""
     generator = torch.Generator().manual_seed(seed)
@@ -95,7 +102,7 @@ class OurModel:
 
     def __init__(
         self,
-        checkpoint: Any,
+        checkpoint: Checkpoint,
         ops: OpTable,
         *,
         load: LoadConfig | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from harness import (
     assert_results_belong_to_requests,
     assert_same_as_transformers,
     hf_logits,
-    memory_checkpoint,
     prompt_of,
     randomise,
+    saved,
 )
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -67,26 +68,26 @@ LLAMAS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", LLAMAS)
-def test_llama(ops: OpTable, variant: str) -> None:
+def test_llama(ops: OpTable, tmp_path: Path, variant: str) -> None:
     hf = llama(**LLAMAS[variant])
-    ours = OurModel(memory_checkpoint(hf), ops, max_model_len=128)
+    ours = OurModel(saved(hf, tmp_path), ops, max_model_len=128)
     assert_same_as_transformers(hf, ours)
     assert_results_belong_to_requests(ours)
 
 
-def test_dynamic_rope_is_that_of_the_longest_text(ops: OpTable) -> None:
+def test_dynamic_rope_is_that_of_the_longest_text(ops: OpTable, tmp_path: Path) -> None:
     hf = llama(max_position_embeddings=32, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
-    ours = OurModel(memory_checkpoint(hf), ops, max_model_len=50)
+    ours = OurModel(saved(hf, tmp_path), ops, max_model_len=50)
     prompt = prompt_of(131, 50)
     torch.testing.assert_close(ours.logits(prompt), hf_logits(hf, prompt), atol=ATOL, rtol=RTOL)
     assert ours.model.max_position == 64
 
 
 @pytest.mark.parametrize("window", [8, 20, None])
-def test_mistral(ops: OpTable, window: int | None) -> None:
+def test_mistral(ops: OpTable, tmp_path: Path, window: int | None) -> None:
     config = MistralConfig(**SMALL, sliding_window=window, head_dim=16)
     hf = randomise(MistralForCausalLM(config))
-    ours = OurModel(memory_checkpoint(hf), ops)
+    ours = OurModel(saved(hf, tmp_path), ops)
     expected = FullAttentionSpec(2, 16, torch.float32)
     if window:
         expected = SlidingWindowSpec(2, 16, torch.float32, window)
@@ -95,9 +96,9 @@ def test_mistral(ops: OpTable, window: int | None) -> None:
     assert_results_belong_to_requests(ours)
 
 
-def test_a_window_as_long_as_the_text_is_full_attention(ops: OpTable) -> None:
+def test_a_window_as_long_as_the_text_is_full_attention(ops: OpTable, tmp_path: Path) -> None:
     hf = randomise(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=50)))
-    ours = OurModel(memory_checkpoint(hf), ops, max_model_len=50)
+    ours = OurModel(saved(hf, tmp_path), ops, max_model_len=50)
     assert ours.model.cache_specs() == [FullAttentionSpec(2, 12, torch.float32)] * 3
     prompt = prompt_of(131, 50)
     torch.testing.assert_close(ours.logits(prompt), hf_logits(hf, prompt), atol=ATOL, rtol=RTOL)

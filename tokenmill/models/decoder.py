@@ -18,7 +18,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
 from tokenmill.layers.embedding import Embedding, LMHead
 from tokenmill.layers.mlp import GatedMLP, MLPWeights
-from tokenmill.layers.rope import Rope, RotaryEmbedding
+from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.loader import WeightLoader
@@ -65,6 +65,10 @@ class BuildContext:
     max_logits: int
     max_model_len: int | None
     cache_dtype: torch.dtype
+
+    def with_weights(self, weights: WeightLoader) -> BuildContext:
+        """The same context over another view of the weights."""
+        return replace(self, weights=weights)
 
     def model_len(self, limit: int) -> int:
         """The longest text to prepare for. Raises ConfigError if the model can't read it."""
@@ -147,6 +151,20 @@ class DecoderDims:
             tied=config.flag("tie_word_embeddings", default_tied),
         )
 
+    def attention_shape(
+        self, rope: RopeSpec, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+    ) -> AttentionShape:
+        """The shape of an attention layer; scale is 1 / sqrt(head_dim) unless given."""
+        return AttentionShape(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            rotary_dim=rope.rotary_dim,
+            scale=self.head_dim**-0.5 if scale is None else scale,
+            window=window,
+            softcap=softcap,
+        )
+
 
 def layer_prefix(index: int) -> str:
     """Where the names of a layer's tensors start."""
@@ -165,11 +183,6 @@ def check_weights(
         weights.check(required, {LM_HEAD: matrix})
     else:
         weights.check({**required, LM_HEAD: matrix})
-
-
-def window_of(layer_type: str, window: int) -> int:
-    """The window of a layer by its Hugging Face layer type."""
-    return window if layer_type == "sliding_attention" else 0
 
 
 @dataclass(frozen=True)

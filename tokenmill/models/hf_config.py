@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenmill.errors import CheckpointError
@@ -18,6 +18,8 @@ LIMITS = {
     "head_dim": 16384,
 }
 """No model of the next years comes near these; a larger value is a broken or hostile file."""
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 MAX_INTEGER = (1 << 31) - 1
 
@@ -99,12 +101,22 @@ class ConfigReader:
             raise self.error(key, f"must be a list of {count} positive numbers")
         return tuple(float(v) for v in value)
 
-    def texts(self, key: str, count: int, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        """A list of ``count`` strings, each one of ``allowed``."""
-        value = self._value(key)
-        if not isinstance(value, list) or len(value) != count or any(v not in allowed for v in value):
-            raise self.error(key, f"must be a list of {count} values out of {', '.join(allowed)}")
-        return tuple(value)
+    def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> tuple[int, ...]:
+        """For each layer how many tokens a token sees, 0 for all, from ``sliding_window``.
+
+        ``layer_types`` says which layers slide; without it, the family's rule ``is_sliding`` does.
+        """
+        if not self.has("layer_types"):
+            sliding = [is_sliding(index) for index in range(num_layers)]
+        else:
+            types = self._value("layer_types")
+            if not isinstance(types, list) or len(types) != num_layers:
+                raise self.error("layer_types", f"must be a list of {num_layers} layer types")
+            if any(kind not in LAYER_TYPES for kind in types):
+                raise self.error("layer_types", f"must hold only {', '.join(LAYER_TYPES)}")
+            sliding = [kind == "sliding_attention" for kind in types]
+        window = self.integer("sliding_window") if any(sliding) else 0
+        return tuple(window if slides else 0 for slides in sliding)
 
     def section(self, key: str) -> ConfigReader:
         """A nested object."""

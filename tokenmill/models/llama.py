@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.layers.attention import AttentionShape, AttentionWeights
-from tokenmill.layers.mlp import MLPWeights
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
@@ -23,10 +21,18 @@ from tokenmill.models.decoder import (
     layer_prefix,
 )
 from tokenmill.models.hf_config import ConfigReader
-from tokenmill.models.loader import WeightLoader
+from tokenmill.models.projections import (
+    Shapes,
+    attention_shapes,
+    load_attention,
+    load_mlp,
+    mlp_shapes,
+    norm_shapes,
+)
 from tokenmill.models.rope_config import read_rope
 
-ROPE_FREQS = "rope_freqs.weight"
+ATTENTION_NORM = "input_layernorm"
+MLP_NORM = "post_attention_layernorm"
 
 
 @dataclass(frozen=True)
@@ -44,91 +50,50 @@ class LlamaConfig:
         """Raises CheckpointError naming the key that is missing or absurd."""
         read = ConfigReader(config)
         dims = DecoderDims.read(read)
-        window = 0
-        if "MistralForCausalLM" in config.get("architectures", ()) and read.has("sliding_window"):
-            window = read.integer("sliding_window")
+        mistral = "MistralForCausalLM" in config.get("architectures", ())
         return cls(
             dims=dims,
             rope=read_rope(read, head_dim=dims.head_dim, max_position=dims.max_position),
             attention_bias=read.flag("attention_bias", False),
             mlp_bias=read.flag("mlp_bias", False),
-            window=window,
+            window=read.integer("sliding_window", 0) if mistral else 0,
         )
 
-    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+    def layer_shapes(self) -> Shapes:
         """The tensors of one layer."""
-        d = self.dims
-        shapes: dict[str, tuple[int, ...]] = {
-            "input_layernorm.weight": (d.hidden_size,),
-            "self_attn.q_proj.weight": (d.q_width, d.hidden_size),
-            "self_attn.k_proj.weight": (d.kv_width, d.hidden_size),
-            "self_attn.v_proj.weight": (d.kv_width, d.hidden_size),
-            "self_attn.o_proj.weight": (d.hidden_size, d.q_width),
-            "post_attention_layernorm.weight": (d.hidden_size,),
-            "mlp.gate_proj.weight": (d.intermediate_size, d.hidden_size),
-            "mlp.up_proj.weight": (d.intermediate_size, d.hidden_size),
-            "mlp.down_proj.weight": (d.hidden_size, d.intermediate_size),
-        }
-        if self.attention_bias:
-            shapes |= {
-                "self_attn.q_proj.bias": (d.q_width,),
-                "self_attn.k_proj.bias": (d.kv_width,),
-                "self_attn.v_proj.bias": (d.kv_width,),
-                "self_attn.o_proj.bias": (d.hidden_size,),
-            }
-        if self.mlp_bias:
-            shapes |= {
-                "mlp.gate_proj.bias": (d.intermediate_size,),
-                "mlp.up_proj.bias": (d.intermediate_size,),
-                "mlp.down_proj.bias": (d.hidden_size,),
-            }
-        return shapes
+        return (
+            norm_shapes(self.dims, ATTENTION_NORM, MLP_NORM)
+            | attention_shapes(self.dims, qkv_bias=self.attention_bias, out_bias=self.attention_bias)
+            | mlp_shapes(self.dims, bias=self.mlp_bias)
+        )
 
 
 def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
-    """The model of a Llama or Mistral checkpoint."""
+    """The model of a Llama or Mistral checkpoint; errors as ``build_model`` says."""
     c = LlamaConfig.from_hf(config)
-    limit = c.rope.position_limit
-    model_len = context.model_len(limit)
     weights = context.weights
+    model_len = context.model_len(c.rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes())
-    factors = weights.vector(ROPE_FREQS) if weights.has(ROPE_FREQS) else None
+
+    def layer(index: int) -> LayerPlan:
+        prefix = layer_prefix(index)
+        return LayerPlan(
+            shape=c.dims.attention_shape(c.rope, window=c.window),
+            attention=load_attention(
+                weights,
+                prefix,
+                norm=ATTENTION_NORM,
+                qkv_bias=c.attention_bias,
+                out_bias=c.attention_bias,
+            ),
+            mlp=load_mlp(weights, prefix, norm=MLP_NORM, bias=c.mlp_bias),
+        )
+
     return Decoder(
         context,
         c.dims,
-        layers=weights.map(lambda index: _layer(weights, c, index), range(c.dims.num_layers)),
-        ropes={"all": rope_frequencies(c.rope, model_len, factors)},
+        layers=weights.map(layer, range(c.dims.num_layers)),
+        ropes={"all": rope_frequencies(c.rope, model_len, weights.rope_factors(c.rope.rotary_dim))},
         final_norm=weights.norm(FINAL_NORM),
-        max_position=limit,
-    )
-
-
-def _layer(weights: WeightLoader, c: LlamaConfig, index: int) -> LayerPlan:
-    attn = layer_prefix(index) + "self_attn."
-    mlp = layer_prefix(index) + "mlp."
-    qkv = [attn + name for name in ("q_proj", "k_proj", "v_proj")]
-    gate_up = [mlp + name for name in ("gate_proj", "up_proj")]
-    return LayerPlan(
-        shape=AttentionShape(
-            num_heads=c.dims.num_heads,
-            num_kv_heads=c.dims.num_kv_heads,
-            head_dim=c.dims.head_dim,
-            rotary_dim=c.rope.rotary_dim,
-            scale=c.dims.head_dim**-0.5,
-            window=c.window,
-        ),
-        attention=AttentionWeights(
-            norm=weights.norm(layer_prefix(index) + "input_layernorm.weight"),
-            qkv=weights.linear(*(name + ".weight" for name in qkv)),
-            out=weights.linear(attn + "o_proj.weight"),
-            qkv_bias=weights.bias(*(name + ".bias" for name in qkv)) if c.attention_bias else None,
-            out_bias=weights.bias(attn + "o_proj.bias") if c.attention_bias else None,
-        ),
-        mlp=MLPWeights(
-            norm=weights.norm(layer_prefix(index) + "post_attention_layernorm.weight"),
-            gate_up=weights.linear(*(name + ".weight" for name in gate_up)),
-            down=weights.linear(mlp + "down_proj.weight"),
-            gate_up_bias=weights.bias(*(name + ".bias" for name in gate_up)) if c.mlp_bias else None,
-            down_bias=weights.bias(mlp + "down_proj.bias") if c.mlp_bias else None,
-        ),
+        max_position=c.rope.position_limit,
     )

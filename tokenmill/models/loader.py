@@ -31,6 +31,8 @@ DTYPES = {
 COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_long|factors_short)\.weight$")
 """Tensors that only repeat what the configuration says, or that rope reads where it needs them."""
 
+ROPE_FACTORS = "rope_freqs.weight"
+
 MAX_NAMED = 4
 """Tensors that an error message names before it counts the rest."""
 
@@ -129,6 +131,21 @@ class WeightLoader:
         weight = self.vector(name)
         return weight if self._checkpoint.norm_offset_applied else weight + offset
 
+    def rope_factors(self, rotary_dim: int) -> torch.Tensor | None:
+        """The divisors of rope's frequencies that GGUF files of Llama 3.1 bring, fp32 [rotary_dim / 2].
+
+        Raises CheckpointError if there are not as many of them as frequencies.
+        """
+        if not self.has(ROPE_FACTORS):
+            return None
+        shape, expected = self.raw(ROPE_FACTORS).shape, (rotary_dim // 2,)
+        if shape != expected:
+            raise CheckpointError(
+                f"{self._checkpoint.path}: {ROPE_FACTORS} is {list(shape)}, expected {list(expected)}; "
+                "the file is damaged"
+            )
+        return self.vector(ROPE_FACTORS)
+
     def map(self, load: Callable[[int], T], items: Iterable[int]) -> list[T]:
         """``load`` of every item in order, a few at a time in parallel (packing releases the GIL)."""
         workers = max(1, min(4, os.cpu_count() or 1))
@@ -159,7 +176,9 @@ def resolve_cache_dtype(choice: CacheDType | torch.dtype, checkpoint: Checkpoint
         return choice
     if choice != "auto":
         return DTYPES[choice][1]
-    formats = {raw.format for raw in map(checkpoint.get, checkpoint.names()) if len(raw.shape) == 2}
+    # One kind of matrix stands for all; others may cost a copy to look at (see Checkpoint.get).
+    down = [name for name in checkpoint.names() if name.endswith("down_proj.weight")]
+    formats = {checkpoint.get(name).format for name in down}
     if formats == {"F32"}:
         return torch.float32
     return torch.bfloat16 if formats == {"BF16"} else torch.float16

@@ -41,6 +41,17 @@ FAMILIES: tuple[Family, ...] = (
         ("llama",),
         "tests/models/test_llama.py",
     ),
+    Family("Qwen2, Qwen2.5", "qwen2", ("Qwen2ForCausalLM",), ("qwen2",), "tests/models/test_qwen.py"),
+    Family("Qwen3 (dense)", "qwen3", ("Qwen3ForCausalLM",), ("qwen3",), "tests/models/test_qwen.py"),
+    Family("Gemma 2", "gemma2", ("Gemma2ForCausalLM",), ("gemma2",), "tests/models/test_gemma.py"),
+    Family(
+        "Gemma 3 (text)",
+        "gemma3",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        ("gemma3",),
+        "tests/models/test_gemma.py",
+    ),
+    Family("Phi-3, Phi-4", "phi3", ("Phi3ForCausalLM",), ("phi3",), "tests/models/test_phi3.py"),
 )
 
 

@@ -61,7 +61,7 @@ class Segment:
     quantised: bool
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ReferenceWeight:
     """A matrix as the reference keeps it: dequantised, or in the checkpoint's own 16-bit type."""
 
@@ -305,11 +305,9 @@ def _bind_rope_store(p: RopeStore) -> Callable[..., None]:
     def rope_store(step: StepBuffers, rope: Tensor, qkv: Tensor, cache: LayerCache) -> None:
         n = _rows_of(step.num_tokens)
         # Views of qkv, so what follows changes the buffer itself.
-        q = qkv[:n, :q_width].unflatten(1, (p.num_heads, p.head_dim))
-        k = qkv[:n, q_width : q_width + kv_width].unflatten(1, (p.num_kv_heads, p.head_dim))
-        v = qkv[:n, q_width + kv_width : q_width + 2 * kv_width].unflatten(
-            1, (p.num_kv_heads, p.head_dim)
-        )
+        q = qkv[:n, :q_width].view(n, p.num_heads, p.head_dim)
+        k = qkv[:n, q_width : q_width + kv_width].view(n, p.num_kv_heads, p.head_dim)
+        v = qkv[:n, q_width + kv_width :].view(n, p.num_kv_heads, p.head_dim)
         if p.q_norm is not None:
             q.copy_(rms_norm(q, p.q_norm, p.eps))
         if p.k_norm is not None:
