@@ -2,7 +2,8 @@
 
 Metadata becomes the keys of the family's config.json (in the older style: ``rope_theta`` and
 ``rope_scaling`` at the top level), and tensors get the names that ``save_pretrained`` gives them. Key
-and tensor names on the GGUF side are those of ggml's ``docs/gguf.md`` and llama.cpp's ``llama-arch.cpp``.
+and tensor names on the GGUF side are those of ggml's ``docs/gguf.md`` and llama.cpp's
+``llama-arch.cpp``.
 """
 
 from __future__ import annotations
