@@ -1,7 +1,8 @@
 """The native provider: operators of csrc/, called by address.
 
-Every call either runs at once or, while recording, is added to a program that later replays the whole forward step
-as one native call. Addresses must therefore stay put: model buffers and step buffers are allocated once.
+Every call either runs at once or, while recording, is added to a program that later replays the
+whole forward step as one native call. Addresses must therefore stay put: model buffers and step buffers
+are allocated once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +27,9 @@ from tokenmill.ops.table import (
 )
 from tokenmill.weights.tensor import RawTensor
 
+if TYPE_CHECKING:
+    from tokenmill import _native
+
 log = logging.getLogger("tokenmill.ops")
 
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -35,8 +39,8 @@ DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat1
 class NativeWeight:
     """A matrix in the tiles of csrc/packed.h."""
 
-    matrix: Any
-    executor: Any
+    matrix: _native.Matrix
+    executor: _native.Executor
     out_features: int
     in_features: int
     formats: tuple[str, ...]
@@ -142,16 +146,14 @@ class NativeProvider:
             return self._rope_store(params)
         return self._attention(params)
 
-    def record(self, forward: Callable[[], object]) -> Callable[[], None]:
-        """Runs ``forward`` once without executing it; the answer replays its operators in one call."""
+    def record(self, forward: Callable[[], object]) -> _native.Program:
+        """Notes the operators that ``forward`` calls without running them; ``run()`` runs them all."""
         self.executor.begin_recording()
         try:
             forward()
         finally:
             program = self.executor.end_recording()
-        self.program = program
-        run: Callable[[], None] = program.run
-        return run
+        return program
 
     def _embed(self, p: Embed) -> Callable[..., None]:
         matrix, scale, call = self._matrix(p.weight), p.scale, self.executor.embed
@@ -176,8 +178,8 @@ class NativeProvider:
             row_index: torch.Tensor | None = None,
         ) -> None:
             call(
-                rows.data_ptr(), x.data_ptr(), _address(row_index), weight, _address(norm), _address(bias),
-                out.data_ptr(), eps, softcap, act, accumulate, out.shape[0], name,
+                rows.data_ptr(), x.data_ptr(), _address(row_index), weight, _address(norm),
+                _address(bias), out.data_ptr(), eps, softcap, act, accumulate, out.shape[0], name,
             )  # fmt: skip
 
         return linear
@@ -240,14 +242,14 @@ class NativeProvider:
 
         return attention
 
-    def _cache(self, cache: LayerCache) -> Any:
+    def _cache(self, cache: LayerCache) -> _native.Cache:
         return self._native.Cache(
             cache.pool.data_ptr(), cache.block_bytes, cache.offset, cache.block_table.data_ptr(),
             cache.block_table.shape[1], DTYPE_NAMES[cache.dtype],
         )  # fmt: skip
 
     @staticmethod
-    def _matrix(weight: object) -> Any:
+    def _matrix(weight: object) -> _native.Matrix:
         assert isinstance(weight, NativeWeight)
         return weight.matrix
 
