@@ -161,7 +161,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     return Decoder(
         context,
         c.dims,
-        layers=weights.map(layer, range(c.dims.num_layers)),
+        layers=[layer(index) for index in range(c.dims.num_layers)],
         ropes={
             GLOBAL: rope_frequencies(c.global_rope, model_len),
             LOCAL: rope_frequencies(c.local_rope, model_len),

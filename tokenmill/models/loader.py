@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,8 +17,6 @@ from tokenmill.weights.tensor import RawTensor
 
 if TYPE_CHECKING:
     from tokenmill.weights.checkpoint import Checkpoint
-
-T = TypeVar("T")
 
 DTYPES = {
     "float32": ("F32", torch.float32),
@@ -113,6 +109,8 @@ class WeightLoader:
     def linear(self, *names: str, precise: bool = False) -> Weight:
         """One packed matrix out of the rows of several (q, k and v, for example).
 
+        Providers pack with all their threads, so weights are loaded one after another.
+
         precise: keep at least 8 bits when quantising (embeddings and the output matrix).
         """
         return self._ops.pack([self._convert(self.raw(name), precise) for name in names])
@@ -145,12 +143,6 @@ class WeightLoader:
                 "the file is damaged"
             )
         return self.vector(ROPE_FACTORS)
-
-    def map(self, load: Callable[[int], T], items: Iterable[int]) -> list[T]:
-        """``load`` of every item in order, a few at a time in parallel (packing releases the GIL)."""
-        workers = max(1, min(4, os.cpu_count() or 1))
-        with ThreadPoolExecutor(workers, thread_name_prefix="tokenmill-load") as pool:
-            return list(pool.map(load, items))
 
     def _convert(self, raw: RawTensor, precise: bool) -> RawTensor:
         """The tensor after ``dtype`` and ``quantization`` of the load configuration."""

@@ -63,7 +63,7 @@ class Qwen2Config:
 
 
 def qwen_windows(read: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    """Qwen's rule: only with ``use_sliding_window``, and in the layers from ``max_window_layers`` on."""
+    """Qwen's rule: only with ``use_sliding_window``, in the layers from ``max_window_layers`` on."""
     if not read.flag("use_sliding_window", False) or not read.has("sliding_window"):
         return (0,) * num_layers
     first = read.integer("max_window_layers", 28, minimum=0)
@@ -88,7 +88,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     return Decoder(
         context,
         c.dims,
-        layers=weights.map(layer, range(c.dims.num_layers)),
+        layers=[layer(index) for index in range(c.dims.num_layers)],
         ropes={"all": rope_frequencies(c.rope, model_len, weights.rope_factors(c.rope.rotary_dim))},
         final_norm=weights.norm(FINAL_NORM),
         max_position=c.rope.position_limit,
