@@ -161,11 +161,11 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     return Decoder(
         context,
         c.dims,
-        layers=[layer(index) for index in range(c.dims.num_layers)],
         ropes={
             GLOBAL: rope_frequencies(c.global_rope, model_len),
             LOCAL: rope_frequencies(c.local_rope, model_len),
         },
+        layers=[layer(index) for index in range(c.dims.num_layers)],
         final_norm=weights.norm(FINAL_NORM, NORM_OFFSET),
         max_position=c.global_rope.position_limit,
         embed_scale=c.dims.hidden_size**0.5,

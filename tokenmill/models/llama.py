@@ -92,8 +92,8 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     return Decoder(
         context,
         c.dims,
-        layers=[layer(index) for index in range(c.dims.num_layers)],
         ropes={"all": rope_frequencies(c.rope, model_len, weights.rope_factors(c.rope.rotary_dim))},
+        layers=[layer(index) for index in range(c.dims.num_layers)],
         final_norm=weights.norm(FINAL_NORM),
         max_position=c.rope.position_limit,
     )

@@ -40,7 +40,8 @@ def read_rope(
             if layer_type is not None and scaling.has(layer_type):
                 scaling = scaling.section(layer_type)
             break
-    theta = scaling.number("rope_theta", config.number("rope_theta", default_theta), minimum=1.0)
+    theta = config.number("rope_theta", default_theta, minimum=1.0)
+    theta = scaling.number("rope_theta", theta, minimum=1.0)
     share = scaling.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * share)
     if share > 1 or rotary_dim < 2 or rotary_dim % 2:
