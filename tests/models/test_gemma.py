@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+)
+
+from tests.models.harness import (
     ATOL,
     RTOL,
     OurModel,
@@ -20,15 +29,6 @@ from harness import (
     raw_tensor,
     saved,
 )
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3Config,
-    Gemma3ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-)
-
 from tokenmill.errors import CheckpointError
 from tokenmill.ops.table import OpTable
 

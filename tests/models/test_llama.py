@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from tests.models.harness import (
     ATOL,
     RTOL,
     OurModel,
@@ -18,8 +20,6 @@ from harness import (
     randomise,
     saved,
 )
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-
 from tokenmill.cache.spec import FullAttentionSpec, SlidingWindowSpec
 from tokenmill.ops.table import OpTable
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from transformers import Phi3Config, Phi3ForCausalLM
+
+from tests.models.harness import (
     ATOL,
     RTOL,
     OurModel,
@@ -19,8 +21,6 @@ from harness import (
     randomise,
     saved,
 )
-from transformers import Phi3Config, Phi3ForCausalLM
-
 from tokenmill.ops.table import OpTable
 
 SMALL: dict[str, Any] = {

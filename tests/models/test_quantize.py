@@ -8,7 +8,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
-from harness import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.models.harness import (
     OurModel,
     assert_results_belong_to_requests,
     hf_logits,
@@ -17,10 +21,6 @@ from harness import (
     randomise,
     raw_tensor,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tokenmill.config import LoadConfig
 from tokenmill.errors import CheckpointError
 from tokenmill.models.quantize import quantisable, quantise

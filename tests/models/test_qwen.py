@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tests.models.harness import (
     OurModel,
     assert_results_belong_to_requests,
     assert_same_as_transformers,
     randomise,
     saved,
 )
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
 from tokenmill.ops.table import OpTable
 
 SMALL: dict[str, Any] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MemoryCheckpoint, OurModel, memory_checkpoint, randomise, raw_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
+from tests.models.harness import MemoryCheckpoint, OurModel, memory_checkpoint, randomise, raw_tensor
 from tokenmill.cache.spec import FullAttentionSpec
 from tokenmill.config import LoadConfig
 from tokenmill.errors import CheckpointError, ConfigError

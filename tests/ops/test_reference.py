@@ -299,7 +299,9 @@ def test_attention_means_dense_attention(ops: OpTable, window: int, softcap: flo
 
 
 @pytest.mark.parametrize("window", [0, 5, 20])
-def test_attention_is_independent_of_chunks_and_neighbours(ops: OpTable, window: int) -> None:
+def test_attention_is_independent_of_chunks_and_neighbours(
+    ops: OpTable, threads: int, window: int
+) -> None:
     qkv, other = torch.randn(37, WIDTH), torch.randn(20, WIDTH)
     step = step_of([([5, 2, 7], range(37))], blocks=4)
     alone = attend(ops, step, qkv, cache_of(step.block_tables[0], window))
