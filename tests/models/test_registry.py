@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +221,8 @@ def test_phi3_checks_its_fused_projections() -> None:
     checkpoint.tensors[name] = raw_tensor(name, torch.ones(64, 64))
     with pytest.raises(CheckpointError, match=r"qkv_proj.weight is \[64, 64\], expected \[128, 64\]"):
         build(checkpoint)
+
+
+def test_the_table_of_families_is_light_to_import() -> None:
+    code = "import sys, tokenmill.models.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -186,7 +186,13 @@ def test_segments_of_different_width_are_refused(ops: OpTable) -> None:
 
 @pytest.mark.parametrize(
     ("width", "features", "quantised"),
-    [(64, 192, False), (576, 1537, False), (576, 1536, True), (1000, 77, False)],
+    [
+        (64, 192, False),
+        (576, 1537, False),
+        (576, 1536, True),
+        (1000, 77, False),
+        (4864, 1, False),
+    ],
 )
 def test_a_row_is_independent_of_the_batch(
     ops: OpTable, threads: int, width: int, features: int, quantised: bool
@@ -203,19 +209,37 @@ def test_a_row_is_independent_of_the_batch(
         assert torch.equal(out[place], alone[0])
 
 
-def test_a_row_is_independent_of_the_thread_count(ops: OpTable) -> None:
-    weight = ops.pack([raw(torch.randn(1537, 576))])
-    run = ops.bind(Linear(weight, norm=torch.rand(576), eps=1e-5, softcap=30.0))
-    x = torch.randn(20, 576)
+# Shapes that one matrix multiplication of the BLAS library would split differently among threads.
+@pytest.mark.parametrize(
+    ("width", "features"), [(576, 1537), (896, 576), (1536, 16), (2048, 100), (4864, 1)]
+)
+def test_a_row_is_independent_of_the_thread_count(ops: OpTable, width: int, features: int) -> None:
+    weight = ops.pack([raw(torch.randn(features, width))])
+    run = ops.bind(Linear(weight, norm=torch.rand(width), eps=1e-5, softcap=30.0))
+    x = torch.randn(20, width)
     before = torch.get_num_threads()
     results = []
     for threads in (1, 2, 3, 4):
         torch.set_num_threads(threads)
-        out = torch.zeros(20, 1537)
+        out = torch.zeros(20, features)
         run(count(20), x, out)
         results.append(out)
     torch.set_num_threads(before)
     assert all(torch.equal(out, results[0]) for out in results)
+
+
+@pytest.mark.parametrize("tokens", [100, 1000, 2047])
+def test_values_are_mixed_independently_of_the_thread_count(tokens: int) -> None:
+    weights = torch.softmax(torch.randn(1, 4, tokens), dim=-1)
+    values = torch.randn(1, tokens, 256)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3, 4):
+        torch.set_num_threads(threads)
+        results.append(reference.mix_values(weights, values))
+    torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+    torch.testing.assert_close(results[0], torch.bmm(weights, values))
 
 
 # The paged cache

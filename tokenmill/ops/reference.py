@@ -6,8 +6,9 @@ Two rules keep "a result belongs to its request" true here:
   shape depends on that row alone. torch may give another last bit when a call's shape changes, because
   vector bodies and scalar tails differ; only operations that IEEE 754 rounds exactly (``+ - * / sqrt``,
   maximum, rounding) are applied to many rows at once;
-- matrices are multiplied in tiles of exactly ``TILE_ROWS`` rows, the last one padded with zeros, so the
-  kernel that the BLAS library picks never depends on the number of rows.
+- matrices are multiplied in tiles of exactly ``TILE_ROWS`` rows, the last one padded with zeros, and
+  at most ``TILE_WIDTH`` summands, so the kernel that the BLAS library picks and its order of summation
+  depend neither on the number of rows nor on the number of threads (tested over many shapes).
 
 Only the first ``rows`` rows of the capacity-sized buffers are read or written.
 """
@@ -38,7 +39,10 @@ from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.tensor import RawTensor
 
 TILE_ROWS = 16
-"""Rows in one matrix multiplication."""
+"""Rows of activations in one matrix multiplication, and the fewest rows of the matrix."""
+
+TILE_WIDTH = 256
+"""Summands in one matrix multiplication: so few that BLAS libraries don't split them among threads."""
 
 GROUP = 32
 """Consecutive activations that share one int8 scale."""
@@ -205,14 +209,29 @@ def dequantise_activations(q: Tensor, scale: Tensor) -> Tensor:
 
 
 def tiled_matmul(x: Tensor, matrix: Tensor) -> Tensor:
-    """``x @ matrix.T``, fp32 [n, N], from x [n, K] and matrix [N, K], tile by tile of rows."""
+    """``x @ matrix.T``, fp32 [n, N], from x [n, K] and matrix [N, K], tile by tile."""
+    features, width = matrix.shape
     dense = matrix.float()
-    out = torch.empty((x.shape[0], dense.shape[0]))
+    if features < TILE_ROWS:
+        dense = functional.pad(dense, (0, 0, 0, TILE_ROWS - features))
+    out = torch.empty((x.shape[0], features))
     for start in range(0, x.shape[0], TILE_ROWS):
         rows = min(TILE_ROWS, x.shape[0] - start)
-        tile = torch.zeros((TILE_ROWS, x.shape[1]))
+        tile = torch.zeros((TILE_ROWS, width))
         tile[:rows] = x[start : start + rows]
-        out[start : start + rows] = (tile @ dense.T)[:rows]
+        y = torch.zeros((TILE_ROWS, dense.shape[0]))
+        for k in range(0, width, TILE_WIDTH):
+            y += tile[:, k : k + TILE_WIDTH] @ dense[:, k : k + TILE_WIDTH].T
+        out[start : start + rows] = y[:rows, :features]
+    return out
+
+
+def mix_values(weights: Tensor, values: Tensor) -> Tensor:
+    """``weights @ values``, [kv_heads, group, head_dim], ``TILE_WIDTH`` tokens at a time."""
+    out = torch.zeros((*weights.shape[:2], values.shape[2]))
+    for start in range(0, values.shape[1], TILE_WIDTH):
+        stop = start + TILE_WIDTH
+        out += torch.bmm(weights[:, :, start:stop], values[:, start:stop])
     return out
 
 
@@ -344,7 +363,7 @@ def _bind_attention(p: Attention) -> Callable[..., None]:
             scores = torch.bmm(q, k) * p.scale
             if p.softcap > 0:
                 scores = p.softcap * torch.tanh(scores / p.softcap)
-            out[token] = torch.bmm(torch.softmax(scores, dim=-1), v).flatten()
+            out[token] = mix_values(torch.softmax(scores, dim=-1), v).flatten()
 
     return attention
 
