@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -21,6 +22,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.weights import gguf_map
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.ggml_formats import dequantize, plain
+from tokenmill.weights.sources import resolve
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -154,6 +156,24 @@ def test_generation_config_lists_every_end_of_turn(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf(tmp_path / "m.gguf"))
     assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": [2, 0]}
     assert checkpoint.metadata["tokenizer.ggml.model"] == "gpt2"
+
+
+@pytest.mark.model
+def test_the_demo_model() -> None:
+    path = resolve("demo")
+    checkpoint = open_checkpoint(path)
+    wanted = {"hidden_size": 576, "num_hidden_layers": 30, "rope_theta": 100000.0, "rms_norm_eps": 1e-5}
+    assert {key: checkpoint.config[key] for key in wanted} == wanted
+    assert checkpoint.generation_config["eos_token_id"] == [2, 0]
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert len(stored) == len(checkpoint.names())
+    embedding = stored["token_embd.weight"]
+    expected = torch.from_numpy(gguf.quants.dequantize(embedding.data, embedding.tensor_type))
+    assert torch.equal(dequantize(checkpoint.get("model.embed_tokens.weight")), expected)
+    key = stored["blk.3.attn_k.weight"]
+    expected = torch.from_numpy(gguf.quants.dequantize(key.data, key.tensor_type))
+    expected = expected.view(3, 32, 2, 576).swapaxes(1, 2).reshape(192, 576)
+    assert torch.equal(dequantize(checkpoint.get("model.layers.3.self_attn.k_proj.weight")), expected)
 
 
 def test_directories(tmp_path: Path) -> None:

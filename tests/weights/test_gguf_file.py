@@ -147,8 +147,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "version 1": (gguf_bytes({}, {}, version=1), "version 1 is not supported"),
     "version 99": (gguf_bytes({}, {}, version=99), "version 99"),
     "big endian": (gguf_bytes({}, {}, version=3 << 24), "big-endian"),
-    "entries": (gguf_bytes({}, {}, entry_count=1 << 62), "claims .* metadata entries"),
-    "tensors": (gguf_bytes({}, {}, tensor_count=(1 << 64) - 1), "claims .* tensors"),
+    "absurd entries": (gguf_bytes({}, {}, entry_count=1 << 62), "metadata entries; at most 65536"),
+    "absurd tensors": (gguf_bytes({}, {}, tensor_count=(1 << 64) - 1), "tensors; at most 65536"),
+    "entries": (gguf_bytes({}, {}, entry_count=1000), "1000 metadata entries, more than a file"),
+    "tensors": (gguf_bytes({}, {}, tensor_count=1000), "1000 tensors, more than a file"),
     "key length": (gguf_bytes({"k" * 70000: 1}, {}), "a metadata key has a length of 70000"),
     "empty key": (gguf_bytes({"": 1}, {}), "a metadata key has a length of 0"),
     "key not utf-8": (
@@ -164,10 +166,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "unknown array type": (gguf_bytes({"k": numbers(1, 77)}, {}), "array of the unknown type 77"),
     "nested array": (gguf_bytes({"k": numbers(1, ARRAY)}, {}), "array of arrays"),
     "bool of 2": (gguf_bytes({"k": Typed(7, b"\2")}, {}), "neither 0 nor 1"),
-    "huge array": (gguf_bytes({"k": numbers(1 << 60)}, {}), "claims .* values"),
-    "huge string array": (gguf_bytes({"k": strings(1 << 60, b"")}, {}), "claims .* strings"),
-    "string past the end": (
+    "absurd array": (gguf_bytes({"k": numbers(1 << 60)}, {}), "values; at most 4194304"),
+    "absurd string array": (gguf_bytes({"k": strings(1 << 60, b"")}, {}), "values; at most 4194304"),
+    "absurd string": (
         gguf_bytes({"k": Typed(STRING, struct.pack("<Q", 1 << 40))}, {}),
+        "'k' has a length of 1099511627776",
+    ),
+    "huge array": (gguf_bytes({"k": numbers(1000)}, {}), "1000 values but the file ends"),
+    "huge string array": (gguf_bytes({"k": strings(1000, b"")}, {}), "1000 strings, more than"),
+    "string past the end": (
+        gguf_bytes({"k": Typed(STRING, struct.pack("<Q", 1 << 20))}, {}),
         "ends within metadata 'k'",
     ),
     "strings past the end": (

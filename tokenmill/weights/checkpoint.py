@@ -90,6 +90,10 @@ class GGUFCheckpoint:
             self._names = {
                 gguf_map.hugging_face_name(family, name): name for name in self._file.tensors
             }
+            if len(self._names) != len(self._file.tensors):
+                raise CheckpointError(
+                    f"{path} holds a tensor under two names; use another copy of the model"
+                )
         except BaseException:
             self._file.close()
             raise

@@ -30,6 +30,11 @@ MAX_KEY_BYTES = 65535
 MAX_TENSOR_NAME_BYTES = 255
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1
+MAX_ENTRIES = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_ARRAY = 1 << 22
+MAX_STRING_BYTES = 64 << 20
+"""Far above what any model has. They bound the memory that a large hostile file can ask for."""
 
 STRING, ARRAY = 8, 9
 
@@ -216,10 +221,10 @@ class _Reader:
         (value,) = struct.unpack_from(f"<{code}", self._file.buffer, self._take(size, what))
         return value
 
-    def _string(self, what: str, limit: int | None = None) -> str:
+    def _string(self, what: str, least: int, limit: int) -> str:
         size = self._number("Q", 8, what)
-        if limit is not None and not 1 <= size <= limit:
-            raise self._error(f"{what} has a length of {size} bytes; 1 to {limit} are allowed")
+        if not least <= size <= limit:
+            raise self._error(f"{what} has a length of {size} bytes; {least} to {limit} are allowed")
         start = self._take(size, what)
         try:
             return str(self._file.buffer[start : start + size], "utf-8")
@@ -241,10 +246,12 @@ class _Reader:
             )
         tensors = self._number("Q", 8, "the header")
         entries = self._number("Q", 8, "the header")
-        for count, least, what in (
-            (entries, MIN_ENTRY_BYTES, "metadata entries"),
-            (tensors, MIN_TENSOR_BYTES, "tensors"),
+        for count, limit, least, what in (
+            (entries, MAX_ENTRIES, MIN_ENTRY_BYTES, "metadata entries"),
+            (tensors, MAX_TENSORS, MIN_TENSOR_BYTES, "tensors"),
         ):
+            if count > limit:
+                raise self._error(f"claims {count} {what}; at most {limit} are allowed")
             if count > self._left() // least:
                 raise self._error(
                     f"claims {count} {what}, more than a file of {self._file.size} bytes can hold"
@@ -255,7 +262,7 @@ class _Reader:
         """All key-value pairs."""
         result: dict[str, Any] = {}
         for _ in range(count):
-            key = self._string("a metadata key", MAX_KEY_BYTES)
+            key = self._string("a metadata key", 1, MAX_KEY_BYTES)
             if key in result:
                 raise self._error(f"metadata key {key!r} occurs twice")
             what = f"metadata {key!r}"
@@ -266,11 +273,13 @@ class _Reader:
         if kind in NUMBERS:
             return self._numbers(kind, 1, what)[0]
         if kind == STRING:
-            return self._string(what)
+            return self._string(what, 0, MAX_STRING_BYTES)
         if kind != ARRAY:
             raise self._error(f"{what} has the unknown type {kind}")
         kind = self._number("I", 4, what)
         count = self._number("Q", 8, what)
+        if count > MAX_ARRAY:
+            raise self._error(f"{what} claims {count} values; at most {MAX_ARRAY} are allowed")
         if kind in NUMBERS:
             return self._numbers(kind, count, what)
         if kind == STRING:
@@ -322,7 +331,7 @@ class _Reader:
             )
         found: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         for _ in range(count):
-            name = self._string("a tensor's name", MAX_TENSOR_NAME_BYTES)
+            name = self._string("a tensor's name", 1, MAX_TENSOR_NAME_BYTES)
             if name in found:
                 raise self._error(f"tensor {name!r} occurs twice")
             found[name] = self._tensor(name, alignment)

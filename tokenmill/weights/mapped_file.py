@@ -5,11 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import sys
 from pathlib import Path
 
 import torch
 
 from tokenmill.errors import CheckpointError
+
+# Python names this flag only from 3.13 on. The number is that of Linux on every common processor.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class MappedFile:
@@ -33,11 +37,12 @@ class MappedFile:
                     raise CheckpointError(f"{path} is empty; download it again")
                 self.size = status.st_size
                 # A private, writable mapping rather than a read-only one, because torch
-                # has no read-only tensors; pages are copied only if something writes to them.
+                # has no read-only tensors; pages are copied only if something writes to them. No
+                # memory is set aside for that, or a file larger than the memory could not be mapped.
                 self.buffer = mmap.mmap(
                     descriptor,
                     self.size,
-                    flags=mmap.MAP_PRIVATE,
+                    flags=mmap.MAP_PRIVATE | _NO_RESERVE,
                     prot=mmap.PROT_READ | mmap.PROT_WRITE,
                 )
             finally:

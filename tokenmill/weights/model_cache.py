@@ -118,19 +118,31 @@ def list_models() -> list[CachedModel]:
 
 
 def remove(name: str) -> CachedModel:
-    """Deletes a model, and returns what it was. Raises SourceError if it is not cached."""
+    """Deletes a model, finished or not, and returns what it was.
+
+    Raises SourceError if the cache has none of that name.
+    """
     with lock(name):
-        entry = find(name)
+        entry = find(name) or _unfinished(name)
         if entry is None:
             names = ", ".join(model.name for model in list_models()) or "nothing"
             raise SourceError(f"no model {name!r} is cached; cached: {names}")
         try:
             # The sidecar goes first, so that an interrupted removal leaves nothing that looks whole.
-            (entry_directory(name) / SIDECAR).unlink()
+            (entry_directory(name) / SIDECAR).unlink(missing_ok=True)
             shutil.rmtree(entry_directory(name))
         except OSError as error:
             raise SourceError(f"cannot remove {entry.path}: {error.strerror or error}") from error
     return entry
+
+
+def _unfinished(name: str) -> CachedModel | None:
+    """What an interrupted download left behind, or None."""
+    directory = entry_directory(name)
+    if not directory.is_dir() or read_entry(directory) is not None:
+        return None
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    return CachedModel(name, "an unfinished download", directory, size, "", "")
 
 
 @contextlib.contextmanager

