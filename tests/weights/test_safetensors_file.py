@@ -70,6 +70,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "duplicate": (file_bytes(b'{"w": 1, "w": 2}'), "occurs twice"),
     "entry not an object": (file_bytes({"w": 1}), "'w' needs exactly"),
     "entry incomplete": (file_bytes({"w": {"dtype": "F32"}}), "'w' needs exactly"),
+    "long name": (file_bytes({"w" * 2000: ENTRY}), "name has 2000 characters"),
     "unknown type": (file_bytes({"w": ENTRY | {"dtype": "F8_E4M3"}}), "F8_E4M3.* not supported"),
     "type not text": (file_bytes({"w": ENTRY | {"dtype": ["F32"]}}), "not supported"),
     "negative shape": (file_bytes({"w": ENTRY | {"shape": [-2, -2]}}), "impossible shape"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import itertools
 import math
+import reprlib
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
-MAX_KEY_BYTES = 65535
+MAX_KEY_BYTES = 1024
 MAX_TENSOR_NAME_BYTES = 255
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1
@@ -322,7 +323,8 @@ class _Reader:
             or alignment & (alignment - 1)
         ):
             raise self._error(
-                f"general.alignment is {alignment!r}, not a power of two from 8 to {MAX_ALIGNMENT}"
+                f"general.alignment is {reprlib.repr(alignment)}, "
+                f"not a power of two from 8 to {MAX_ALIGNMENT}"
             )
         if count and metadata.get("split.count", 1) not in (0, 1):
             raise self._error(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class Metadata:
                 )
             value = value[0]
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.error(key, f"is {value!r}, not a whole number")
+            raise self.error(key, f"is {reprlib.repr(value)}, not a whole number")
         if not minimum <= value <= maximum:
             raise self.error(key, f"is {value}, outside {minimum} to {maximum}")
         return value
@@ -150,7 +151,7 @@ class Metadata:
         if value is None:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise self.error(key, f"is {value!r}, not a finite number")
+            raise self.error(key, f"is {reprlib.repr(value)}, not a finite number")
         if value <= 0:
             raise self.error(key, f"is {value}, but must be positive")
         return shortest(float(value))
@@ -244,7 +245,8 @@ def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise meta.error(
-            meta.raw("rope.scaling.type")[0], f"is {kind!r}, not none, linear, yarn or longrope"
+            meta.raw("rope.scaling.type")[0],
+            f"is {reprlib.repr(kind)}, not none, linear, yarn or longrope",
         )
     scaling = {"rope_type": "yarn", "factor": factor}
     if original is not None:
@@ -372,8 +374,8 @@ def family_of(meta: Metadata) -> Family:
     family = FAMILIES.get(meta.architecture)
     if family is None:
         raise CheckpointError(
-            f"{meta.file.path}: architecture {meta.architecture!r} is not supported in GGUF files "
-            f"(supported: {', '.join(FAMILIES)})"
+            f"{meta.file.path}: architecture {reprlib.repr(meta.architecture)} "
+            f"is not supported in GGUF files (supported: {', '.join(FAMILIES)})"
         )
     return family
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ MAX_JSON_BYTES = 32 << 20
 """Far above what any model has. They bound the memory that a hostile file can ask for."""
 
 MAX_DIMENSIONS = 8
+MAX_NAME_CHARACTERS = 1024
 MAX_ELEMENTS = (1 << 63) - 1
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -136,6 +138,8 @@ class SafetensorsFile:
         return entries
 
     def _entry(self, name: str, value: Any, base: int) -> _Entry:
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise self._error(f"a tensor's name has {len(name)} characters; the file is damaged")
         if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
             raise self._error(
                 f"tensor {name!r} needs exactly dtype, shape and data_offsets; the file is damaged"
@@ -144,7 +148,8 @@ class SafetensorsFile:
         format = DTYPES.get(dtype) if isinstance(dtype, str) else None
         if format is None:
             raise self._error(
-                f"tensor {name!r} has type {dtype!r}, which is not supported ({', '.join(DTYPES)} are)"
+                f"tensor {name!r} has type {reprlib.repr(dtype)}, "
+                f"which is not supported ({', '.join(DTYPES)} are)"
             )
         if not _naturals(shape) or len(shape) > MAX_DIMENSIONS or math.prod(shape) > MAX_ELEMENTS:
             raise self._error(f"tensor {name!r} has an impossible shape; the file is damaged")
@@ -232,7 +237,8 @@ class SafetensorsFolder:
         for name, shard in weight_map.items():
             if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.safetensors", shard):
                 raise CheckpointError(
-                    f"{index}: tensor {name!r} names {shard!r}, which is not a file beside it"
+                    f"{index}: tensor {name!r} names {reprlib.repr(shard)}, "
+                    "which is not a file beside it"
                 )
         shards = sorted(set(weight_map.values()))
         missing = [shard for shard in shards if not (self.directory / shard).exists()]
