@@ -1,0 +1,169 @@
+"""Runs the model over a step: fills the buffers, and replays the recorded program if there is one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from tokenmill.cache.plan import CachePlan, blocks_of
+from tokenmill.engine.int_view import int_view
+from tokenmill.engine.request import Request
+from tokenmill.engine.step import LayerCache, StepBuffers
+
+if TYPE_CHECKING:
+    from tokenmill.models.decoder import Model
+
+
+class Recorder(Protocol):
+    """Turns a forward step into one native call."""
+
+    def record(self, forward: Callable[[], object]) -> Callable[[], object] | None:
+        """Notes what ``forward`` would do, without doing it; None if it can't be replayed."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """Which rows of the step's logits a request has: start to stop, in order of position."""
+
+    request: Request
+    start: int
+    stop: int
+
+
+class Runner:
+    """Owns the pool, the step buffers and the model.
+
+    max_tokens, max_seqs, max_logits: capacities of a step. max_model_len: longest text.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        plan: CachePlan,
+        *,
+        num_blocks: int,
+        max_tokens: int,
+        max_seqs: int,
+        max_logits: int,
+        max_model_len: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._max_blocks = blocks_of(max_model_len)
+        self.step = StepBuffers.allocate(
+            max_tokens=max_tokens,
+            max_reqs=max_seqs,
+            max_logits=max_logits,
+            max_blocks=self._max_blocks,
+            num_groups=len(plan.groups),
+        )
+        # Left uninitialised: the system provides memory only for pages that are written.
+        self.pool = torch.empty(num_blocks * plan.block_bytes, dtype=torch.uint8)
+        self.caches = _layer_caches(plan, self.pool, self.step)
+        step = self.step
+        self._num_tokens = int_view(step.num_tokens)
+        self._num_reqs = int_view(step.num_reqs)
+        self._num_logits = int_view(step.num_logits)
+        self._token_ids = int_view(step.token_ids)
+        self._positions = int_view(step.positions)
+        self._token_req = int_view(step.token_req)
+        self._query_start = int_view(step.query_start)
+        self._logit_rows = int_view(step.logit_rows)
+        self._tables = [int_view(table) for table in step.block_tables]
+        self._counting = array("i", range(max(max_model_len, max_tokens) + 1))
+        # Which version of whose table each row of the block tables holds.
+        self._owners: list[tuple[Request | None, int]] = [(None, -1)] * max_seqs
+        self._model = model
+        self._recorder = recorder
+        self._replay: Callable[[], object] | None = None
+        self._logits: torch.Tensor | None = None
+
+    def run(self, work: dict[Request, int]) -> tuple[torch.Tensor, list[LogitRows]]:
+        """Compute the given numbers of tokens of each request.
+
+        Returns logits, fp32 [rows, vocab], valid until the next call, and which rows are whose.
+        """
+        rows = self._fill(work)
+        logits = self._forward()
+        return logits[: rows[-1].stop if rows else 0], rows
+
+    def _fill(self, work: dict[Request, int]) -> list[LogitRows]:
+        token_ids, positions, token_req = self._token_ids, self._positions, self._token_req
+        at = num_logits = 0
+        found: list[LogitRows] = []
+        for row, (request, count) in enumerate(work.items()):
+            start, end = request.num_computed, request.num_computed + count
+            if count == 1:
+                token_ids[at] = request.tokens[start]
+                positions[at] = start
+                token_req[at] = row
+            else:
+                token_ids[at : at + count] = request.tokens[start:end]
+                positions[at : at + count] = self._counting[start:end]
+                token_req[at : at + count] = array("i", [row]) * count
+            self._query_start[row] = at
+            at += count
+            wanted = count if request.wants_prompt_logprobs else int(end == len(request.tokens))
+            if wanted:
+                self._logit_rows[num_logits : num_logits + wanted] = self._counting[at - wanted : at]
+                found.append(LogitRows(request, num_logits, num_logits + wanted))
+                num_logits += wanted
+            self._set_tables(row, request)
+        self._query_start[len(work)] = at
+        self._num_tokens[0] = at
+        self._num_reqs[0] = len(work)
+        self._num_logits[0] = num_logits
+        return found
+
+    def _set_tables(self, row: int, request: Request) -> None:
+        """Copy the request's block tables to its row, if the row doesn't hold them already."""
+        state = (request, request.blocks.version)
+        if self._owners[row] == state:
+            return
+        self._owners[row] = state
+        start = row * self._max_blocks
+        for view, table in zip(self._tables, request.blocks.tables, strict=True):
+            view[start : start + len(table)] = table
+
+    def _forward(self) -> torch.Tensor:
+        if self._replay is not None:
+            self._replay()
+        elif self._recorder is not None:
+            self._record(self._recorder)
+        if self._replay is None:
+            self._logits = self._model.forward(self.step, self.caches)
+        assert self._logits is not None
+        return self._logits
+
+    def _record(self, recorder: Recorder) -> None:
+        """Record the model once, and run this step from the recording."""
+        self._recorder = None
+
+        def forward() -> None:
+            self._logits = self._model.forward(self.step, self.caches)
+
+        self._replay = recorder.record(forward)
+        if self._replay is not None:
+            self._replay()
+
+
+def _layer_caches(plan: CachePlan, pool: torch.Tensor, step: StepBuffers) -> Sequence[LayerCache]:
+    """Each layer's view of the pool, in layer order."""
+    caches: dict[int, LayerCache] = {}
+    for group, table in zip(plan.groups, step.block_tables, strict=True):
+        for slot in group.slots:
+            caches[slot.layer] = LayerCache(
+                pool=pool,
+                block_bytes=plan.block_bytes,
+                offset=slot.offset,
+                block_table=table,
+                num_kv_heads=group.spec.num_kv_heads,
+                head_dim=group.spec.head_dim,
+                dtype=group.spec.dtype,
+                window=group.window,
+            )
+    return [caches[layer] for layer in sorted(caches)]
