@@ -1,12 +1,13 @@
 """A model whose logits are a function of what it reads back from its cache pages.
 
-Layer 0 stores token ids; each later layer stores a number that depends on everything the layer below saw
-through the block table. A wrong block, a stale or missing one, or a window that is too short changes the
-tokens that come out.
+Layer 0 stores token ids; each later layer stores a number that depends on everything the layer below
+saw through the block table. A wrong block, a stale or missing one, or a window that is too short
+changes the tokens that come out.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,7 +73,7 @@ class FakeModel:
     @staticmethod
     def _check_offsets(step: StepBuffers, owners: list[int]) -> None:
         starts = step.query_start[: int(step.num_reqs) + 1].tolist()
-        expected = [r for r, (a, b) in enumerate(zip(starts, starts[1:])) for _ in range(b - a)]
+        expected = [r for r, (a, b) in enumerate(itertools.pairwise(starts)) for _ in range(b - a)]
         assert expected == owners
 
     @staticmethod
@@ -87,12 +88,12 @@ class FakeModel:
             assert block >= 0, "read of a block that the window has left"
             return (block * cache.block_bytes + cache.offset) // 4 + position % BLOCK_SIZE
 
-        for value, position, owner in zip(values, positions, owners):
+        for value, position, owner in zip(values, positions, owners, strict=True):
             at = place(owner, position)
             words[at] = value
             words[at + page - BLOCK_SIZE] = position
         result = []
-        for position, owner in zip(positions, owners):
+        for position, owner in zip(positions, owners, strict=True):
             first = max(0, position - cache.window + 1) if cache.window else 0
             seen = []
             for start in range(first - first % BLOCK_SIZE, position + 1, BLOCK_SIZE):

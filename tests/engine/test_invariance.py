@@ -1,4 +1,4 @@
-"""A result belongs to its request: the same bits alone, together, in chunks, after hits and preemption."""
+"""A result belongs to its request: the same bits alone, together, in chunks, after hits, preempted."""
 
 from __future__ import annotations
 

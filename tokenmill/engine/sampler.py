@@ -203,27 +203,24 @@ class _Candidates:
     def __init__(self, values: Tensor, states: Sequence[SamplingState], vocab: int) -> None:
         self.values = values
         width = values.shape[1]
-        self.top_k = [s.params.top_k if s.params.top_k > 0 else vocab for s in states]
+        top_k = torch.tensor([s.params.top_k if s.params.top_k > 0 else vocab for s in states])
         self.top_p = torch.tensor([s.params.top_p for s in states], dtype=torch.float64)
         self.min_p = torch.tensor([s.params.min_p for s in states], dtype=torch.float64)
         # Within a row, candidates' shares relative to the first do not depend on what lies beyond.
         shares = torch.softmax(values.double(), dim=1)
         relative = shares / shares[:, :1]
         passes = relative >= self.min_p.unsqueeze(1)
-        passes &= torch.arange(width) < torch.tensor(self.top_k).unsqueeze(1)
-        self.complete = (
-            torch.tensor([k <= width for k in self.top_k])
-            | ~passes[:, -1]
-            | (values[:, -1] == NEVER)
-            | (width == vocab)
-        )
+        passes &= torch.arange(width) < top_k.unsqueeze(1)
+        self.complete = (top_k <= width) | ~passes[:, -1] | (values[:, -1] == NEVER) | (width == vocab)
+        # Where neither filter cuts, what lies beyond is the rest of the vocabulary.
+        self.measurable = ~self.complete & (self.min_p == 0) & (top_k >= vocab)
         self.shares = torch.where(passes, shares, 0.0)
         # A running sum, because torch may split a plain one between threads.
         self.totals = self.shares.cumsum(dim=1)[:, -1].clone()
 
     def weigh(self, scaled: Tensor) -> None:
-        """Incomplete rows are measured against the whole vocabulary, ``scaled`` [rows, vocab]."""
-        rows = (~self.complete & (self.min_p == 0)).nonzero().squeeze(1)
+        """Measure incomplete rows against the whole vocabulary, ``scaled`` [rows, vocab]."""
+        rows = self.measurable.nonzero().squeeze(1)
         if len(rows):
             everything = torch.softmax(scaled.index_select(0, rows), dim=1).amax(dim=1).double()
             factor = everything / self.shares[rows, 0]
@@ -246,7 +243,7 @@ class _Candidates:
         known = torch.where(
             self.complete | (self.top_p < 1), inside, cumulative[:, -1] > target.squeeze(1)
         )
-        known &= self.complete | (self.min_p == 0)
+        known &= self.complete | self.measurable
         position = torch.minimum(position, nucleus.squeeze(1) - 1)
         result: list[int] = torch.where(known, position, -1).tolist()
         return result
