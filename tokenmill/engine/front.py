@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from tokenmill.engine.core import EngineLimits, check_request
 from tokenmill.engine.outputs import (
@@ -37,9 +37,10 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
+    """A prompt as token ids; its text, if given, is only repeated in outputs."""
 
     prompt_token_ids: list[int]
+    prompt: NotRequired[str]
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt

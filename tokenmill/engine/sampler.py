@@ -22,7 +22,7 @@ from tokenmill.engine.randomness import uniform
 from tokenmill.engine.sampling_state import SamplingState
 from tokenmill.engine.top_candidates import argmax, top_candidates
 
-WIDTHS = (64, 1024)
+WIDTHS = (64, 1024, 8192)
 """How many of the likeliest tokens are looked at, in turn, before the whole vocabulary is sorted."""
 
 NEVER = float("-inf")
@@ -151,38 +151,38 @@ def _choose(logits: Tensor, states: Sequence[SamplingState]) -> list[int]:
     if greedy:
         for row, token in zip(greedy, argmax(_rows(logits, greedy)).tolist(), strict=True):
             tokens[row] = token
-    random = [row for row, state in enumerate(states) if not state.params.greedy]
-    if random:
-        chosen = _draw(_rows(logits, random), [states[row] for row in random])
-        for row, token in zip(random, chosen, strict=True):
-            tokens[row] = token
+    if len(greedy) < len(states):
+        _draw(logits, states, tokens)
     return tokens
 
 
-def _draw(logits: Tensor, states: Sequence[SamplingState]) -> list[int]:
-    """One token of each row by inverting the cumulative distribution over the sorted, filtered tokens.
+def _draw(logits: Tensor, states: Sequence[SamplingState], tokens: list[int]) -> None:
+    """Fill in the tokens of rows that are not greedy.
 
-    The likeliest few usually decide; a row whose number falls beyond them, or whose filters reach
-    further, looks at more. Which width decides depends on the row alone.
+    Each inverts the cumulative distribution over its sorted, filtered tokens. The likeliest few usually
+    decide; a row whose number falls beyond them, or whose filters reach further, looks at more. Which
+    width decides depends on the row alone.
     """
     vocab = logits.shape[1]
-    temperatures = torch.tensor([state.params.temperature for state in states])
-    scaled = logits / temperatures.unsqueeze(1)
-    numbers = [uniform(state.seed, state.sample, state.num_output) for state in states]
-    tokens = [0] * len(states)
-    left = list(range(len(states)))
+    left = [row for row, state in enumerate(states) if not state.params.greedy]
+    numbers = {row: _number(states[row]) for row in left}
+    best_shares: dict[int, float] = {}
     for width in (*(w for w in WIDTHS if w < vocab), vocab):
-        some = _rows(scaled, left)
+        some = _rows(logits, left)
         if width < vocab:
             values, indices = top_candidates(some, width)
         else:
             values, indices = some.sort(dim=1, descending=True, stable=True)
         known = _Candidates(values, [states[row] for row in left], vocab)
-        known.weigh(some)
+        measured = [left[index] for index in known.open.nonzero().squeeze(1).tolist()]
+        for row in measured:
+            if row not in best_shares:
+                best_shares[row] = _best_share(logits[row], states[row].params.temperature)
+        known.weigh([best_shares[row] for row in measured])
         positions = known.invert([numbers[row] for row in left])
-        found = indices.gather(1, torch.tensor(positions).clamp_min(0).unsqueeze(1)).squeeze(1).tolist()
+        chosen = indices.gather(1, positions.clamp_min(0).unsqueeze(1)).squeeze(1).tolist()
         undecided = []
-        for row, position, token in zip(left, positions, found, strict=True):
+        for row, position, token in zip(left, positions.tolist(), chosen, strict=True):
             if position < 0:
                 undecided.append(row)
             else:
@@ -190,60 +190,65 @@ def _draw(logits: Tensor, states: Sequence[SamplingState]) -> list[int]:
         left = undecided
         if not left:
             break
-    return tokens
+
+
+def _number(state: SamplingState) -> float:
+    return uniform(state.seed, state.sample, state.num_output)
+
+
+def _best_share(row: Tensor, temperature: float) -> float:
+    """Probability of the likeliest token. One row at a time stays within the processor's caches."""
+    return torch.softmax(row / temperature, dim=0).amax().item()
 
 
 class _Candidates:
     """The likeliest tokens of some rows, and how likely each is after top-k and min-p.
 
-    values: scaled logits [rows, width], descending. A row is complete if no token beyond ``width``
-    passes its filters; only then does the share of its own candidates say everything.
+    logits: [rows, width], descending. A row is complete if no token beyond ``width`` passes its
+    filters, so that its own candidates say everything; it is open if no filter but top-p can cut, so
+    that what lies beyond is the rest of the vocabulary.
     """
 
-    def __init__(self, values: Tensor, states: Sequence[SamplingState], vocab: int) -> None:
-        self.values = values
-        width = values.shape[1]
-        top_k = torch.tensor([s.params.top_k if s.params.top_k > 0 else vocab for s in states])
-        self.top_p = torch.tensor([s.params.top_p for s in states], dtype=torch.float64)
-        self.min_p = torch.tensor([s.params.min_p for s in states], dtype=torch.float64)
-        # Within a row, candidates' shares relative to the first do not depend on what lies beyond.
-        shares = torch.softmax(values.double(), dim=1)
-        relative = shares / shares[:, :1]
-        passes = relative >= self.min_p.unsqueeze(1)
+    def __init__(self, logits: Tensor, states: Sequence[SamplingState], vocab: int) -> None:
+        width = logits.shape[1]
+        params = [state.params for state in states]
+        temperatures = torch.tensor([p.temperature for p in params]).unsqueeze(1)
+        top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab for p in params])
+        min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64)
+        self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)
+        # Within a row, the candidates' shares relative to the first don't depend on what lies beyond.
+        shares = torch.softmax((logits / temperatures).double(), dim=1)
+        passes = shares / shares[:, :1] >= min_p.unsqueeze(1)
         passes &= torch.arange(width) < top_k.unsqueeze(1)
-        self.complete = (top_k <= width) | ~passes[:, -1] | (values[:, -1] == NEVER) | (width == vocab)
-        # Where neither filter cuts, what lies beyond is the rest of the vocabulary.
-        self.measurable = ~self.complete & (self.min_p == 0) & (top_k >= vocab)
+        self.complete = (top_k <= width) | ~passes[:, -1] | (logits[:, -1] == NEVER) | (width == vocab)
+        self.open = ~self.complete & (min_p == 0) & (top_k >= vocab)
         self.shares = torch.where(passes, shares, 0.0)
         # A running sum, because torch may split a plain one between threads.
         self.totals = self.shares.cumsum(dim=1)[:, -1].clone()
 
-    def weigh(self, scaled: Tensor) -> None:
-        """Measure incomplete rows against the whole vocabulary, ``scaled`` [rows, vocab]."""
-        rows = self.measurable.nonzero().squeeze(1)
+    def weigh(self, best_shares: Sequence[float]) -> None:
+        """Set open rows against the whole vocabulary, given each one's highest probability."""
+        rows = self.open.nonzero().squeeze(1)
         if len(rows):
-            everything = torch.softmax(scaled.index_select(0, rows), dim=1).amax(dim=1).double()
-            factor = everything / self.shares[rows, 0]
+            factor = torch.tensor(best_shares, dtype=torch.float64) / self.shares[rows, 0]
             self.shares[rows] *= factor.unsqueeze(1)
             self.totals[rows] = 1.0
 
-    def invert(self, numbers: Sequence[float]) -> list[int]:
+    def invert(self, numbers: Sequence[float]) -> Tensor:
         """Which candidate each row's number in [0, 1) falls on; -1 if these candidates can't tell."""
         cumulative = self.shares.cumsum(dim=1)
         before = torch.cat(
             (torch.zeros(len(numbers), 1, dtype=torch.float64), cumulative[:, :-1]), dim=1
         )
-        limit = (self.top_p * self.totals).unsqueeze(1)
-        nucleus = (before < limit).sum(dim=1, keepdim=True).clamp_min(1)
-        mass = cumulative.gather(1, nucleus - 1).squeeze(1)
-        inside = self.complete | (cumulative[:, -1] >= limit.squeeze(1))
-        mass = torch.where(~self.complete & (self.top_p == 1), self.totals, mass)
-        target = (torch.tensor(numbers, dtype=torch.float64) * mass).unsqueeze(1)
-        position = (cumulative <= target).sum(dim=1)
-        known = torch.where(
-            self.complete | (self.top_p < 1), inside, cumulative[:, -1] > target.squeeze(1)
-        )
-        known &= self.complete | self.measurable
-        position = torch.minimum(position, nucleus.squeeze(1) - 1)
-        result: list[int] = torch.where(known, position, -1).tolist()
-        return result
+        limit = self.top_p * self.totals
+        nucleus = (before < limit.unsqueeze(1)).sum(dim=1).clamp_min(1)
+        mass = cumulative.gather(1, (nucleus - 1).unsqueeze(1)).squeeze(1)
+        everything = self.open & (self.top_p == 1)
+        mass = torch.where(everything, self.totals, mass)
+        target = torch.tensor(numbers, dtype=torch.float64) * mass
+        position = (cumulative <= target.unsqueeze(1)).sum(dim=1)
+        position = torch.minimum(position, nucleus - 1)
+        # An open row knows its nucleus, or where its number falls, only if that is within reach.
+        reach = cumulative[:, -1]
+        within = torch.where(everything, reach > target, reach >= limit)
+        return torch.where(self.complete | (self.open & within), position, -1)

@@ -47,6 +47,61 @@ MakeTextStream = Callable[[SamplingParams], TextStream]
 """A new stream for an answer with these parameters."""
 
 
+class Detokenizer(Protocol):
+    """Text of tokens as they come in, in whole characters."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that has become certain."""
+        ...
+
+    def finish(self) -> str:
+        """What is left."""
+        ...
+
+
+class StopChecker(Protocol):
+    """Finds stop texts in text that comes in pieces."""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Text that may be shown, and the stop text if one was found."""
+        ...
+
+    def finish(self) -> str:
+        """What was withheld."""
+        ...
+
+
+class AnswerText:
+    """A detokenizer, and what looks for stop texts in its output."""
+
+    def __init__(self, detokenizer: Detokenizer, checker: StopChecker) -> None:
+        self._detokenizer = detokenizer
+        self._checker = checker
+        self._stopped_by: str | None = None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop text that was found."""
+        return self._stopped_by
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that these tokens make certain."""
+        if self._stopped_by is not None:
+            return ""
+        return self._check(self._detokenizer.push(token_ids))
+
+    def finish(self) -> str:
+        """What is left."""
+        if self._stopped_by is not None:
+            return ""
+        text = self._check(self._detokenizer.finish())
+        return text if self._stopped_by is not None else text + self._checker.finish()
+
+    def _check(self, text: str) -> str:
+        shown, self._stopped_by = self._checker.push(text)
+        return shown
+
+
 class NoText:
     """The stream of an answer whose text nobody wants."""
 

@@ -28,11 +28,30 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 class Weight(Protocol):
     """A matrix [out_features, in_features] in a provider's own packing."""
 
-    provider: str
-    out_features: int
-    in_features: int
-    formats: tuple[str, ...]
-    nbytes: int
+    @property
+    def provider(self) -> str:
+        """Who packed it."""
+        ...
+
+    @property
+    def out_features(self) -> int:
+        """Rows."""
+        ...
+
+    @property
+    def in_features(self) -> int:
+        """Columns."""
+        ...
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The checkpoint's formats of its segments, each once."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        ...
 
     def dense(self) -> torch.Tensor:
         """The matrix as fp32 [out_features, in_features]."""

@@ -1,0 +1,199 @@
+"""The engine behind an asyncio front: requests are async iterators, the engine has its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from tokenmill.engine.build import BuiltEngine, build_engine
+from tokenmill.engine.core import Engine
+from tokenmill.engine.front import Conversation, Front, Prompt
+from tokenmill.engine.outputs import EngineStats, RequestOutput, TokenOutput
+from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
+from tokenmill.engine.worker import EngineStopped, EngineThread, Event, RequestFailed
+from tokenmill.errors import EngineDeadError, RequestError, TokenmillError
+
+if TYPE_CHECKING:
+    from tokenmill.config import EngineConfig
+    from tokenmill.tokenizer import Tokenizer
+
+LONG_TEXT = 20_000
+"""Characters from which a prompt is tokenised on another thread, so that the loop stays responsive."""
+
+
+class _Stream:
+    """Events of one request on their way from the engine's thread to its coroutine."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.pending: list[TokenOutput] = []
+        self.error: TokenmillError | None = None
+        self.aborted = False
+        self.changed = asyncio.Event()
+
+
+class AsyncEngine:
+    """Serves many requests at once.
+
+    tokenizer: the model's, for chat templates and the like; None if there is none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        front: Front,
+        *,
+        tokenizer: Tokenizer | None = None,
+        built: BuiltEngine | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.built = built
+        self._front = front
+        self._streams: dict[str, _Stream] = {}
+        """By the engine's request ids."""
+        self._requests: dict[str, tuple[Conversation, _Stream]] = {}
+        """By the callers' request ids."""
+        self._thread = EngineThread(engine, self._deliver)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> AsyncEngine:
+        """Load a model and start. Errors as ``build_engine`` says."""
+        built = build_engine(config)
+        return cls(built.engine, built.front, tokenizer=built.tokenizer, built=built)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self._front.limits.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._front.limits.vocab_size
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine has stopped, so that every request fails."""
+        return self._thread.error is not None
+
+    def stats(self) -> EngineStats:
+        """Counters of this moment."""
+        return self._thread.stats()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answers as they grow; what each output holds is ``sampling_params.output_kind``.
+
+        Leaving the iteration, or cancelling it, drops the request before the next step. cache_salt:
+        only prompts with the same salt share cached beginnings.
+
+        Raises RequestError if the request is invalid, EngineDeadError if the engine has stopped.
+        """
+        if self._thread.error is not None:
+            raise self._thread.error
+        params = sampling_params or SamplingParams()
+        name = request_id or uuid.uuid4().hex
+        if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
+            text, token_ids = await asyncio.to_thread(self._front.tokenize, prompt)
+        else:
+            text, token_ids = self._front.tokenize(prompt)
+        if name in self._requests:
+            raise RequestError(f"request id {name!r} is in use; choose another")
+        prepared = self._front.prepare(
+            text, token_ids, params, request_id=name, priority=priority, cache_salt=cache_salt
+        )
+        conversation = prepared.conversation
+        stream = _Stream(asyncio.get_running_loop())
+        self._requests[name] = (conversation, stream)
+        for engine_id in conversation.engine_ids:
+            self._streams[engine_id] = stream
+        try:
+            self._thread.add(prepared.requests)
+            while not conversation.finished:
+                await stream.changed.wait()
+                stream.changed.clear()
+                output = self._collect(conversation, stream)
+                if output is not None:
+                    yield output
+        finally:
+            for engine_id in conversation.engine_ids:
+                self._streams.pop(engine_id, None)
+            self._requests.pop(name, None)
+            if conversation.unfinished:
+                self._thread.abort(conversation.unfinished)
+
+    def _collect(self, conversation: Conversation, stream: _Stream) -> RequestOutput | None:
+        """Everything that has arrived since the last time, as one output."""
+        pending, stream.pending = stream.pending, []
+        stopped = [out.request_id for out in pending if conversation.accept(out)]
+        if stopped:
+            self._thread.abort(tuple(stopped))
+        if conversation.finished:
+            return conversation.output()
+        if stream.aborted:
+            unfinished = conversation.unfinished
+            conversation.end_as_aborted()
+            self._thread.abort(unfinished)
+            return conversation.output()
+        if stream.error is not None:
+            raise stream.error
+        if not pending or conversation.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        return conversation.output()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its iterator ends with finish reason "abort". Unknown ids are ignored."""
+        entry = self._requests.get(request_id)
+        if entry is None:
+            return
+        conversation, stream = entry
+        self._thread.abort(conversation.unfinished)
+        stream.aborted = True
+        stream.loop.call_soon_threadsafe(stream.changed.set)
+
+    def shutdown(self) -> None:
+        """Stop the engine after its present step. Requests that are not finished fail."""
+        self._thread.shutdown()
+
+    def _deliver(self, events: list[Event]) -> None:
+        """On the engine's thread: hand events to the loops that wait for them."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Event]] = {}
+        for event in events:
+            if isinstance(event, EngineStopped):
+                loops = {stream.loop for stream in tuple(self._streams.values())}
+                for loop in loops:
+                    by_loop.setdefault(loop, []).append(event)
+            else:
+                stream = self._streams.get(event.request_id)
+                if stream is not None:
+                    by_loop.setdefault(stream.loop, []).append(event)
+        for loop, some in by_loop.items():
+            # A loop that was closed has nobody left to tell.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._arrive, some)
+
+    def _arrive(self, events: Sequence[Event]) -> None:
+        """On an event loop: wake the coroutines that the events belong to."""
+        for event in events:
+            if isinstance(event, EngineStopped):
+                for stream in tuple(self._streams.values()):
+                    stream.error = EngineDeadError(str(event.error))
+                    stream.changed.set()
+                continue
+            found = self._streams.get(event.request_id)
+            if found is None:
+                continue
+            if isinstance(event, RequestFailed):
+                found.error = event.error
+            else:
+                found.pending.append(event)
+            found.changed.set()

@@ -1,0 +1,220 @@
+"""From a configuration to a running engine: the one place where the rooms are wired together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tokenmill.cache.manager import CacheManager
+from tokenmill.cache.memory import MemoryPlan, available_memory, plan_memory
+from tokenmill.cache.plan import plan_groups
+from tokenmill.config import ComputeConfig, EngineConfig
+from tokenmill.engine.core import Engine, EngineLimits
+from tokenmill.engine.front import Front
+from tokenmill.engine.runner import Recorder, Runner
+from tokenmill.engine.sampling_params import SamplingParams
+from tokenmill.engine.scheduler import Scheduler
+from tokenmill.engine.text import AnswerText, MakeTextStream
+from tokenmill.engine.threads import ThreadPlan, plan_threads
+from tokenmill.errors import ConfigError
+from tokenmill.models.registry import build_model
+from tokenmill.ops.native import NativeProvider, load_provider
+from tokenmill.ops.reference import ReferenceProvider
+from tokenmill.ops.table import OpTable, Provider
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.sources import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.models.decoder import Model
+    from tokenmill.tokenizer import Tokenizer
+
+log = logging.getLogger("tokenmill.engine")
+
+SPARE_LOGITS = 64
+"""Rows of logits beyond one for each request: how fast log-probabilities of prompts are computed."""
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operator table, and what came of each provider that was asked for.
+
+    native: the provider that can record, if it works.
+    """
+
+    table: OpTable
+    native: NativeProvider | None
+    notes: tuple[str, ...]
+
+    def recorder(self) -> Recorder | None:
+        """Something that records forward steps, if every operator is native."""
+        if self.native is None or any(provider != "native" for *_, provider in self.table.chosen):
+            return None
+        return NativeRecorder(self.native)
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine and what was decided while it was built. load_s: seconds that took."""
+
+    engine: Engine
+    front: Front
+    tokenizer: Tokenizer | None
+    checkpoint: Checkpoint
+    memory: MemoryPlan
+    operators: Operators
+    threads: ThreadPlan
+    load_s: float
+
+
+class NativeRecorder:
+    """Records a forward step of native operators."""
+
+    def __init__(self, provider: NativeProvider) -> None:
+        self._provider = provider
+
+    def record(self, forward: Callable[[], object]) -> Callable[[], object] | None:
+        """The whole step as one native call."""
+        run: Callable[[], object] = self._provider.record(forward).run
+        return run
+
+
+def choose_operators(compute: ComputeConfig, threads: ThreadPlan) -> Operators:
+    """The providers in order of preference, the reference last.
+
+    Raises ConfigError for an unknown name.
+    """
+    providers: list[Provider] = []
+    native: NativeProvider | None = None
+    notes: list[str] = []
+    for name in dict.fromkeys((*compute.providers, "reference")):
+        if name == "reference":
+            providers.append(ReferenceProvider())
+        elif name == "native":
+            native, reason = load_provider(threads.count, threads.cpus)
+            notes.append(f"native: {reason}")
+            if native is None:
+                log.warning("native operators are not used: %s", reason)
+            else:
+                providers.append(native)
+        else:
+            raise ConfigError(f"there is no operator provider {name!r}; choose native or reference")
+    return Operators(OpTable(providers), native, tuple(notes))
+
+
+def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
+    """Find, load and prepare the model that ``config`` names.
+
+    progress: whether downloads show a progress bar. Raises SourceError, CheckpointError or ConfigError.
+    """
+    started = time.monotonic()
+    threads = plan_threads(config.compute.num_threads)
+    torch.set_num_threads(threads.count)
+    checkpoint = open_checkpoint(resolve(config.load.model, progress=progress))
+    operators = choose_operators(config.compute, threads)
+    model = build_model(
+        checkpoint,
+        operators.table,
+        load=config.load,
+        max_tokens=config.scheduler.max_num_batched_tokens,
+        max_logits=config.scheduler.max_num_seqs + SPARE_LOGITS,
+        max_model_len=config.scheduler.max_model_len,
+        cache_dtype=config.cache.cache_dtype,
+    )
+    recorder = operators.recorder() if config.compute.record else None
+    engine, memory = assemble(model, config, recorder, available_memory())
+    for line in memory.describe():
+        log.info("%s", line)
+    from tokenmill.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint)
+    eos_ids = end_ids(checkpoint.generation_config, checkpoint.config)
+    return BuiltEngine(
+        engine=engine,
+        front=Front(
+            tokenizer,
+            text_streams(tokenizer),
+            engine.limits,
+            eos_ids | frozenset(tokenizer.eos_token_ids),
+        ),
+        tokenizer=tokenizer,
+        checkpoint=checkpoint,
+        memory=memory,
+        operators=operators,
+        threads=threads,
+        load_s=time.monotonic() - started,
+    )
+
+
+def assemble(
+    model: Model, config: EngineConfig, recorder: Recorder | None, available_bytes: int
+) -> tuple[Engine, MemoryPlan]:
+    """An engine for a model that is built, and its memory. Raises ConfigError if that is too little."""
+    max_tokens = config.scheduler.max_num_batched_tokens
+    max_seqs = config.scheduler.max_num_seqs
+    max_logits = max_seqs + SPARE_LOGITS
+    plan = plan_groups(model.cache_specs())
+    memory = plan_memory(
+        plan,
+        cache=config.cache,
+        scheduler=config.scheduler,
+        model_limit=model.max_position,
+        available_bytes=available_bytes,
+    )
+    runner = Runner(
+        model,
+        plan,
+        num_blocks=memory.num_blocks,
+        max_tokens=max_tokens,
+        max_seqs=max_seqs,
+        max_logits=max_logits,
+        max_model_len=memory.max_model_len,
+        recorder=recorder,
+    )
+    cache = CacheManager(
+        plan, memory.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching
+    )
+    scheduler = Scheduler(
+        cache,
+        max_tokens=max_tokens,
+        max_seqs=max_seqs,
+        max_logits=max_logits,
+        policy=config.scheduler.policy,
+    )
+    limits = EngineLimits(model.vocab_size, memory.max_model_len)
+    return Engine(runner, scheduler, cache, limits), memory
+
+
+def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
+    """Makes the text of answers, with their stop texts."""
+
+    from tokenmill.tokenizer import IncrementalDetokenizer, StopStringChecker
+
+    def make(params: SamplingParams) -> AnswerText:
+        return AnswerText(
+            IncrementalDetokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            ),
+            StopStringChecker(
+                params.stop or (), include_stop_str_in_output=params.include_stop_str_in_output
+            ),
+        )
+
+    return make
+
+
+def end_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
+    """Tokens that end an answer, as the first configuration that names any says."""
+    for config in configs:
+        value = config.get("eos_token_id")
+        if isinstance(value, int):
+            return frozenset({value})
+        if isinstance(value, Sequence) and value:
+            return frozenset(token for token in value if isinstance(token, int))
+    return frozenset()
