@@ -22,8 +22,11 @@ from tokenmill.engine.randomness import uniform
 from tokenmill.engine.sampling_state import SamplingState
 from tokenmill.engine.top_candidates import argmax, top_candidates
 
-WIDTHS = (64, 1024, 8192)
-"""How many of the likeliest tokens are looked at, in turn, before the whole vocabulary is sorted."""
+WIDTHS = (64, 1024)
+"""How many of the likeliest tokens are sorted for a top-k up to that; beyond, all are."""
+
+NUCLEUS_FLOORS = (2.0**-14, 2.0**-20, 0.0)
+"""Probabilities from which tokens are sorted to find a nucleus, in turn until they hold it."""
 
 NEVER = float("-inf")
 
@@ -157,98 +160,86 @@ def _choose(logits: Tensor, states: Sequence[SamplingState]) -> list[int]:
 
 
 def _draw(logits: Tensor, states: Sequence[SamplingState], tokens: list[int]) -> None:
-    """Fill in the tokens of rows that are not greedy.
+    """Fill in the tokens of rows that are not greedy: each inverts its cumulative distribution.
 
-    Each inverts the cumulative distribution over its sorted, filtered tokens. The likeliest few usually
-    decide; a row whose number falls beyond them, or whose filters reach further, looks at more. Which
-    width decides depends on the row alone.
+    How depends on the row's own parameters: rows with top-k go together, over their likeliest tokens;
+    others are taken one at a time, which keeps a row of a large vocabulary within the caches.
     """
     vocab = logits.shape[1]
-    left = [row for row, state in enumerate(states) if not state.params.greedy]
-    numbers = {row: _number(states[row]) for row in left}
-    best_shares: dict[int, float] = {}
-    for width in (*(w for w in WIDTHS if w < vocab), vocab):
-        some = _rows(logits, left)
-        if width < vocab:
-            values, indices = top_candidates(some, width)
+    by_width: dict[int, list[int]] = {}
+    for row, state in enumerate(states):
+        params = state.params
+        if params.greedy:
+            continue
+        if 0 < params.top_k < vocab:
+            width = next((w for w in WIDTHS if params.top_k <= w < vocab), vocab)
+            by_width.setdefault(width, []).append(row)
+        elif params.top_p < 1:
+            tokens[row] = _draw_from_nucleus(logits[row], state)
         else:
-            values, indices = some.sort(dim=1, descending=True, stable=True)
-        known = _Candidates(values, [states[row] for row in left], vocab)
-        measured = [left[index] for index in known.open.nonzero().squeeze(1).tolist()]
-        for row in measured:
-            if row not in best_shares:
-                best_shares[row] = _best_share(logits[row], states[row].params.temperature)
-        known.weigh([best_shares[row] for row in measured])
-        positions = known.invert([numbers[row] for row in left])
-        chosen = indices.gather(1, positions.clamp_min(0).unsqueeze(1)).squeeze(1).tolist()
-        undecided = []
-        for row, position, token in zip(left, positions.tolist(), chosen, strict=True):
-            if position < 0:
-                undecided.append(row)
-            else:
-                tokens[row] = token
-        left = undecided
-        if not left:
-            break
+            tokens[row] = _draw_from_all(logits[row], state)
+    for width, rows in by_width.items():
+        chosen = _draw_from_top(_rows(logits, rows), [states[row] for row in rows], width)
+        for row, token in zip(rows, chosen, strict=True):
+            tokens[row] = token
 
 
 def _number(state: SamplingState) -> float:
     return uniform(state.seed, state.sample, state.num_output)
 
 
-def _best_share(row: Tensor, temperature: float) -> float:
-    """Probability of the likeliest token. One row at a time stays within the processor's caches."""
-    return torch.softmax(row / temperature, dim=0).amax().item()
+def _draw_from_all(row: Tensor, state: SamplingState) -> int:
+    """Without top-k and top-p, order doesn't matter: tokens stay in that of the vocabulary."""
+    shares = torch.softmax(row / state.params.temperature, dim=0)
+    if state.params.min_p > 0:
+        shares = torch.where(shares >= state.params.min_p * shares.amax(), shares, 0.0)
+    cumulative = shares.cumsum(dim=0, dtype=torch.float64)
+    target = cumulative[-1] * _number(state)
+    position = torch.searchsorted(cumulative, target, right=True).item()
+    return min(int(position), row.shape[0] - 1)
 
 
-class _Candidates:
-    """The likeliest tokens of some rows, and how likely each is after top-k and min-p.
+def _draw_from_nucleus(row: Tensor, state: SamplingState) -> int:
+    """Top-p without top-k: only tokens that are likely enough to be in the nucleus are sorted."""
+    params = state.params
+    shares = torch.softmax(row / params.temperature, dim=0)
+    floor_by_min_p = params.min_p * shares.amax().item()
+    for floor in NUCLEUS_FLOORS:
+        complete = floor == 0 or floor_by_min_p >= floor
+        indices = (shares >= max(floor, floor_by_min_p)).nonzero().squeeze(1)
+        likely, order = shares[indices].sort(descending=True, stable=True)
+        cumulative = likely.cumsum(dim=0, dtype=torch.float64)
+        found = cumulative[-1].item() if len(cumulative) else 0.0
+        limit = params.top_p * (found if complete else 1.0)
+        if complete or found >= limit:
+            break
+    if not len(cumulative):  # no token is allowed
+        return 0
+    # The nucleus ends with the first token that reaches the limit.
+    last = min(int(torch.searchsorted(cumulative, limit).item()), len(cumulative) - 1)
+    target = cumulative[last] * _number(state)
+    position = min(int(torch.searchsorted(cumulative, target, right=True).item()), last)
+    return int(indices[order[position]].item())
 
-    logits: [rows, width], descending. A row is complete if no token beyond ``width`` passes its
-    filters, so that its own candidates say everything; it is open if no filter but top-p can cut, so
-    that what lies beyond is the rest of the vocabulary.
-    """
 
-    def __init__(self, logits: Tensor, states: Sequence[SamplingState], vocab: int) -> None:
-        width = logits.shape[1]
-        params = [state.params for state in states]
-        temperatures = torch.tensor([p.temperature for p in params]).unsqueeze(1)
-        top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab for p in params])
-        min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64)
-        self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)
-        # Within a row, the candidates' shares relative to the first don't depend on what lies beyond.
-        shares = torch.softmax((logits / temperatures).double(), dim=1)
-        passes = shares / shares[:, :1] >= min_p.unsqueeze(1)
-        passes &= torch.arange(width) < top_k.unsqueeze(1)
-        self.complete = (top_k <= width) | ~passes[:, -1] | (logits[:, -1] == NEVER) | (width == vocab)
-        self.open = ~self.complete & (min_p == 0) & (top_k >= vocab)
-        self.shares = torch.where(passes, shares, 0.0)
-        # A running sum, because torch may split a plain one between threads.
-        self.totals = self.shares.cumsum(dim=1)[:, -1].clone()
-
-    def weigh(self, best_shares: Sequence[float]) -> None:
-        """Set open rows against the whole vocabulary, given each one's highest probability."""
-        rows = self.open.nonzero().squeeze(1)
-        if len(rows):
-            factor = torch.tensor(best_shares, dtype=torch.float64) / self.shares[rows, 0]
-            self.shares[rows] *= factor.unsqueeze(1)
-            self.totals[rows] = 1.0
-
-    def invert(self, numbers: Sequence[float]) -> Tensor:
-        """Which candidate each row's number in [0, 1) falls on; -1 if these candidates can't tell."""
-        cumulative = self.shares.cumsum(dim=1)
-        before = torch.cat(
-            (torch.zeros(len(numbers), 1, dtype=torch.float64), cumulative[:, :-1]), dim=1
-        )
-        limit = self.top_p * self.totals
-        nucleus = (before < limit.unsqueeze(1)).sum(dim=1).clamp_min(1)
-        mass = cumulative.gather(1, (nucleus - 1).unsqueeze(1)).squeeze(1)
-        everything = self.open & (self.top_p == 1)
-        mass = torch.where(everything, self.totals, mass)
-        target = torch.tensor(numbers, dtype=torch.float64) * mass
-        position = (cumulative <= target.unsqueeze(1)).sum(dim=1)
-        position = torch.minimum(position, nucleus - 1)
-        # An open row knows its nucleus, or where its number falls, only if that is within reach.
-        reach = cumulative[:, -1]
-        within = torch.where(everything, reach > target, reach >= limit)
-        return torch.where(self.complete | (self.open & within), position, -1)
+def _draw_from_top(logits: Tensor, states: Sequence[SamplingState], width: int) -> list[int]:
+    """Top-k, and min-p and top-p among what it leaves, for rows whose top-k is at most ``width``."""
+    params = [state.params for state in states]
+    if width < logits.shape[1]:
+        values, indices = top_candidates(logits, width)
+    else:
+        values, indices = logits.sort(dim=1, descending=True, stable=True)
+    temperatures = torch.tensor([p.temperature for p in params]).unsqueeze(1)
+    top_k = torch.tensor([p.top_k for p in params]).unsqueeze(1)
+    min_p = torch.tensor([p.min_p for p in params]).unsqueeze(1)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64).unsqueeze(1)
+    numbers = torch.tensor([_number(state) for state in states], dtype=torch.float64).unsqueeze(1)
+    shares = torch.softmax(values / temperatures, dim=1)
+    passes = (torch.arange(width) < top_k) & (shares >= min_p * shares[:, :1])
+    cumulative = torch.where(passes, shares, 0.0).cumsum(dim=1, dtype=torch.float64)
+    limit = top_p * cumulative[:, -1:]
+    last = torch.searchsorted(cumulative, limit).clamp_max(width - 1)
+    target = numbers * cumulative.gather(1, last)
+    position = torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
+    chosen: list[int] = indices.gather(1, position).squeeze(1).tolist()
+    return chosen
