@@ -176,36 +176,34 @@ class LLM:
         use_tqdm: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """The next message of one conversation or of many.
+
+        tools: functions that the model may call, as the OpenAI API describes them.
+        add_generation_prompt: begin an answer; continue_final_message: go on with the last message
+        instead. chat_template_kwargs: further variables of the template.
 
         Raises RequestError if the model has no chat template, or if it refuses the messages.
         """
         many: list[Any] = list(messages)
         if many and isinstance(many[0], Mapping):
             many = [many]
-        prompts: list[Prompt] = [
-            self._render(one, tools, add_generation_prompt, chat_template_kwargs) for one in many
-        ]
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        prompts: list[Prompt] = [self._render(one, options) for one in many]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def _render(
-        self,
-        messages: Messages,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> TokensPrompt:
+    def _render(self, messages: Messages, options: Mapping[str, Any]) -> TokensPrompt:
         tokenizer = self.get_tokenizer()
         if tokenizer.chat_template is None:
             raise RequestError("this model has no chat template; use generate() with a plain prompt")
-        text = tokenizer.chat_template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **(chat_template_kwargs or {}),
-        )
+        text = tokenizer.chat_template.render(messages, **options)
         # The template has written whatever begins a text.
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return TokensPrompt(prompt=text, prompt_token_ids=token_ids)

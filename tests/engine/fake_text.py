@@ -15,19 +15,17 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 class LetterTokenizer:
     """Token t is letter t modulo 27; text becomes tokens 27 to 53."""
 
-    eos_token_ids = (EOS,)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [27 + LETTERS.index(letter) for letter in text]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(LETTERS[t % 27] for t in token_ids)
+    def token_bytes(self, token_id: int) -> bytes:
+        return LETTERS[token_id % 27].encode()
 
 
 class LetterStream:
     """Withholds as many letters as a stop text has, less one."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self.stopped_by: str | None = None
         self._params = params
         self._held = ""
@@ -35,7 +33,7 @@ class LetterStream:
     def push(self, token_ids: Sequence[int]) -> str:
         if self.stopped_by is not None:
             return ""
-        self._held += LetterTokenizer().decode(token_ids)
+        self._held += "".join(LETTERS[t % 27] for t in token_ids)
         stops = tuple(self._params.stop or ())
         found = [(self._held.index(s), s) for s in stops if s in self._held]
         if found:

@@ -113,9 +113,10 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
     """
     started = time.monotonic()
     threads = plan_threads(config.compute.num_threads)
-    torch.set_num_threads(threads.count)
     checkpoint = open_checkpoint(resolve(config.load.model, progress=progress))
     operators = choose_operators(config.compute, threads)
+    # With native operators, torch only samples: its own threads would spin where ours compute.
+    torch.set_num_threads(threads.count if operators.native is None else 1)
     model = build_model(
         checkpoint,
         operators.table,
@@ -139,7 +140,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
             tokenizer,
             text_streams(tokenizer),
             engine.limits,
-            eos_ids | frozenset(tokenizer.eos_token_ids),
+            eos_ids | tokenizer.eos_token_ids,
         ),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
@@ -191,15 +192,14 @@ def assemble(
 
 def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
     """Makes the text of answers, with their stop texts."""
-
     from tokenmill.tokenizer import IncrementalDetokenizer, StopStringChecker
 
-    def make(params: SamplingParams) -> AnswerText:
+    def make(params: SamplingParams, prompt: Sequence[int]) -> AnswerText:
         return AnswerText(
             IncrementalDetokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                prompt_token_ids=prompt,
             ),
             StopStringChecker(
                 params.stop or (), include_stop_str_in_output=params.include_stop_str_in_output

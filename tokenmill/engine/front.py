@@ -254,7 +254,7 @@ class Front:
                 )
             )
             leader = leader or name
-            answers.append(Answer(index, name, self._stream(params)))
+            answers.append(Answer(index, name, self._stream(params, token_ids)))
         check_request(requests[0], self.limits)
         conversation = Conversation(self, request_id, text, token_ids, params, answers)
         return Prepared(conversation, tuple(requests))
@@ -268,12 +268,12 @@ class Front:
     def _decode_one(self, token: int) -> str | None:
         if self._tokenizer is None:
             return None
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+        return self._tokenizer.token_bytes(token).decode(errors="replace")
 
-    def _stream(self, params: SamplingParams) -> TextStream:
+    def _stream(self, params: SamplingParams, prompt: Sequence[int]) -> TextStream:
         if self._make_text_stream is None or not params.detokenize:
             return NoText()
-        return self._make_text_stream(params)
+        return self._make_text_stream(params, prompt)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word's token ids, at the start of a text and after a space."""

@@ -25,7 +25,7 @@ from tokenmill.engine.top_candidates import argmax, top_candidates
 WIDTHS = (64, 1024)
 """How many of the likeliest tokens are sorted for a top-k up to that; beyond, all are."""
 
-NUCLEUS_FLOORS = (2.0**-14, 2.0**-20, 0.0)
+NUCLEUS_FLOORS = (2.0**-12, 2.0**-16, 2.0**-20, 0.0)
 """Probabilities from which tokens are sorted to find a nucleus, in turn until they hold it."""
 
 NEVER = float("-inf")
@@ -207,14 +207,15 @@ def _draw_from_nucleus(row: Tensor, state: SamplingState) -> int:
     for floor in NUCLEUS_FLOORS:
         complete = floor == 0 or floor_by_min_p >= floor
         indices = (shares >= max(floor, floor_by_min_p)).nonzero().squeeze(1)
-        likely, order = shares[indices].sort(descending=True, stable=True)
-        cumulative = likely.cumsum(dim=0, dtype=torch.float64)
-        found = cumulative[-1].item() if len(cumulative) else 0.0
-        limit = params.top_p * (found if complete else 1.0)
-        if complete or found >= limit:
+        likely = shares[indices]
+        # A running sum here too: torch may split a plain one between threads.
+        if complete or (len(likely) and likely.cumsum(0, dtype=torch.float64)[-1] > params.top_p):
             break
-    if not len(cumulative):  # no token is allowed
+    if not len(likely):  # no token is allowed
         return 0
+    likely, order = likely.sort(descending=True, stable=True)
+    cumulative = likely.cumsum(dim=0, dtype=torch.float64)
+    limit = params.top_p * (cumulative[-1].item() if complete else 1.0)
     # The nucleus ends with the first token that reaches the limit.
     last = min(int(torch.searchsorted(cumulative, limit).item()), len(cumulative) - 1)
     target = cumulative[last] * _number(state)

@@ -9,24 +9,24 @@ from tokenmill.engine.sampling_params import SamplingParams
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Text to token ids, and tokens to bytes."""
 
-    @property
-    def eos_token_ids(self) -> Sequence[int]:
-        """Tokens that end a text."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token within a text."""
         ...
 
 
 class TextStream(Protocol):
     """The text of one answer, as its tokens come in."""
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop text that was found."""
+        ...
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens make certain; it never ends within a character or within what may
@@ -37,14 +37,9 @@ class TextStream(Protocol):
         """What is left."""
         ...
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop text that was found."""
-        ...
 
-
-MakeTextStream = Callable[[SamplingParams], TextStream]
-"""A new stream for an answer with these parameters."""
+MakeTextStream = Callable[[SamplingParams, Sequence[int]], TextStream]
+"""A new stream for an answer with these parameters to a prompt of these tokens."""
 
 
 class Detokenizer(Protocol):
@@ -60,10 +55,15 @@ class Detokenizer(Protocol):
 
 
 class StopChecker(Protocol):
-    """Finds stop texts in text that comes in pieces."""
+    """Passes text on until it finds a stop text."""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Text that may be shown, and the stop text if one was found."""
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop text that was found."""
+        ...
+
+    def push(self, text: str) -> str:
+        """Text that may be shown."""
         ...
 
     def finish(self) -> str:
@@ -77,29 +77,19 @@ class AnswerText:
     def __init__(self, detokenizer: Detokenizer, checker: StopChecker) -> None:
         self._detokenizer = detokenizer
         self._checker = checker
-        self._stopped_by: str | None = None
 
     @property
     def stopped_by(self) -> str | None:
         """The stop text that was found."""
-        return self._stopped_by
+        return self._checker.stopped_by
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens make certain."""
-        if self._stopped_by is not None:
-            return ""
-        return self._check(self._detokenizer.push(token_ids))
+        return self._checker.push(self._detokenizer.push(token_ids))
 
     def finish(self) -> str:
         """What is left."""
-        if self._stopped_by is not None:
-            return ""
-        text = self._check(self._detokenizer.finish())
-        return text if self._stopped_by is not None else text + self._checker.finish()
-
-    def _check(self, text: str) -> str:
-        shown, self._stopped_by = self._checker.push(text)
-        return shown
+        return self._checker.push(self._detokenizer.finish()) + self._checker.finish()
 
 
 class NoText:
