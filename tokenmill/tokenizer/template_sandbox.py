@@ -1,0 +1,421 @@
+"""Runs a chat template that nobody has read.
+
+A template is a program from the internet. Jinja's sandbox keeps it from the interpreter's insides,
+but lets it loop and grow values as it likes. Here every loop, call, filter and operator draws on a
+budget of steps, time and produced text, and whatever could blow up within a single step is measured
+beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from tokenmill.errors import RequestError
+
+MAX_SOURCE = 1 << 20
+MAX_STEPS = 2_000_000
+MAX_SECONDS = 10.0
+MAX_PRODUCED = 1 << 28
+"""Characters and list entries that one rendering may produce in all, intermediate results included."""
+MAX_VALUE = 1 << 25
+"""Characters and entries of one value, with everything that is nested in it."""
+MAX_NUMBER_BITS = 1 << 12
+MAX_WIDTH = 10_000
+"""Largest number that may be given to what pads, indents or fills up."""
+
+_WIDTHS_IN_FORMAT = re.compile(r"\d{5,}|\*")
+_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill", "to_bytes"})
+_PADDING_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "tojson", "truncate"})
+_REFUSED_METHODS = frozenset({"translate", "maketrans"})
+_REFUSED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")
+_REFUSED_GLOBALS = ("lipsum",)
+
+
+class _OverBudget(Exception):
+    """The template took too long or produced too much."""
+
+
+class _Budget:
+    """What one rendering may still use."""
+
+    def __init__(self) -> None:
+        self._steps = MAX_STEPS
+        self._produced = MAX_PRODUCED
+        self._deadline = time.monotonic() + MAX_SECONDS
+
+    def step(self) -> None:
+        """One more loop pass, call, filter or operator."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise _OverBudget(f"it takes more than {MAX_STEPS} steps")
+        if not self._steps & 0xFF and time.monotonic() > self._deadline:
+            raise _OverBudget(f"it takes more than {MAX_SECONDS:g} seconds")
+
+    def produce(self, value: Any) -> Any:
+        """A new value; returned if there is room for it."""
+        self._produced -= len(value) if type(value) is str else _size(value)
+        if self._produced < 0:
+            raise _OverBudget("it produces too much text")
+        return value
+
+
+_budget: ContextVar[_Budget] = ContextVar("budget")
+
+
+def _step() -> None:
+    _budget.get().step()
+
+
+def _produce(value: Any) -> Any:
+    return _budget.get().produce(value)
+
+
+def _size(value: Any) -> int:
+    """Characters and entries of a value and all that is nested in it; _OverBudget beyond MAX_VALUE."""
+    total = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        total += 1
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            pending += item.keys()
+            pending += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            pending += item
+        elif isinstance(item, Namespace):
+            pending.append(dict(item._Namespace__attrs))
+        elif isinstance(item, int) and item.bit_length() > MAX_NUMBER_BITS:
+            raise _OverBudget("it makes too large a number")
+        if total + len(pending) > MAX_VALUE:
+            raise _OverBudget("it makes too large a value")
+    return total
+
+
+def _check_room(size: int) -> None:
+    if size > MAX_VALUE:
+        raise _OverBudget("it makes too large a value")
+
+
+def _check_width(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, int | float) and abs(value) > MAX_WIDTH:
+            raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters")
+
+
+def _check_format(template: Any, arguments: Iterable[Any]) -> None:
+    if isinstance(template, str | bytes):
+        text = template if isinstance(template, str) else template.decode("latin-1")
+        # A width may also come from an argument ("{:{}}").
+        if _WIDTHS_IN_FORMAT.search(text) or (
+            text.count("{") > text.count("{{") * 2 and "{}" in text[1:]
+        ):
+            _check_width(arguments)
+        if re.search(r"\d{5,}", text):
+            raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters")
+
+
+def _check_replace(text: str, old: Any, new: Any) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        count = text.count(old)
+        _check_room(len(text) + count * max(0, len(new) - len(old)))
+
+
+class _Generation(Extension):
+    """Lets ``{% generation %}`` stand around what the model wrote; it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements within."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a budget."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%", "//"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            optimized=False,
+            finalize=_finalize,
+        )
+        self.filters["tojson"] = _tojson
+        for name in _REFUSED_FILTERS:
+            del self.filters[name]
+        for name in _REFUSED_GLOBALS:
+            del self.globals[name]
+        self.filters = {name: _bounded_filter(name, f) for name, f in self.filters.items()}
+        self.filters["_counted"] = _counted
+        self.filters["_joined"] = _joined
+        self.filters["_made"] = _made
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    # Jinja joins what templates and captured blocks print with this.
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """The parts as one text, if there is room for it."""
+        budget = _budget.get()
+        joined = [budget.produce(part) for part in parts]
+        return "".join(joined)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = _filtered(loop.iter, "_counted")
+        _Rewriter().rewrite(template)
+        return template
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """An arithmetic operator, if its result can't be too large."""
+        _step()
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(value, str | bytes | list | tuple):
+                    _check_room((_size(value) + 1) * max(times, 0))
+        elif operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and right > 0:
+                _check_bits(left.bit_length() * right)
+        elif operator == "%" and isinstance(left, str | bytes):
+            _check_format(left, right if isinstance(right, tuple) else (right,))
+        return _produce(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call, of a macro or a method, if its result can't be too large."""
+        _step()
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str | bytes | int) and not isinstance(__obj, Macro):
+            if name in _REFUSED_METHODS:
+                raise _OverBudget(f"it calls the method {name}")
+            if name in _PADDING_METHODS:
+                _check_width((*args, *kwargs.values()))
+            elif name in ("format", "format_map"):
+                _check_format(owner, _flat((*args, *kwargs.values())))
+            elif name == "replace" and isinstance(owner, str) and len(args) >= 2:
+                _check_replace(owner, args[0], args[1])
+            elif name == "join" and args and isinstance(owner, str):
+                items = list(args[0])
+                args = (items, *args[1:])
+                _check_room(_size(items) + len(owner) * len(items))
+        elif owner is str or __obj is str:
+            raise _OverBudget(f"it calls the method {name}")
+        return _produce(super().call(__context, __obj, *args, **kwargs))
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, Mapping):
+            yield from value.values()
+        else:
+            yield value
+
+
+def _check_bits(bits: int) -> None:
+    if bits > MAX_NUMBER_BITS:
+        raise _OverBudget("it makes too large a number")
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class _Rewriter:
+    """Lets whatever makes a text or a list out of others go through the budget."""
+
+    def rewrite(self, node: nodes.Node) -> None:
+        """Rewrite all that is beneath the node."""
+        for field, value in node.iter_fields():
+            if isinstance(value, list):
+                setattr(node, field, [self._item(item) for item in value])
+            else:
+                setattr(node, field, self._item(value))
+
+    def _item(self, value: Any) -> Any:
+        if not isinstance(value, nodes.Node):
+            return value
+        self.rewrite(value)
+        if isinstance(value, nodes.Concat):
+            return _filtered(nodes.List(value.nodes, lineno=value.lineno), "_joined")
+        stored = isinstance(value, nodes.Tuple) and value.ctx != "load"
+        if isinstance(value, nodes.List | nodes.Dict | nodes.Tuple) and not stored:
+            return _filtered(value, "_made")
+        return value
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    """The values of a loop; each is a step."""
+    budget = _budget.get()
+    for value in values:
+        budget.step()
+        yield value
+
+
+def _joined(parts: list[Any]) -> str:
+    """What the operator ~ does."""
+    _check_room(_size(parts))
+    text: str = _produce("".join(map(str, parts)))
+    return text
+
+
+def _made(value: Any) -> Any:
+    """A list, tuple or object that the template wrote down."""
+    return _produce(value)
+
+
+@jinja2.pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """A value that is to be printed. (Jinja would compute constants early if this took no context.)"""
+    if type(value) is not str:
+        _size(value)
+    return value
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    # Filters that are given the context, or the like, take it first.
+    extra = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        _step()
+        value, rest = args[extra], args[extra + 1 :]
+        if name in _PADDING_FILTERS:
+            _check_width((*rest, *kwargs.values()))
+        elif name == "format":
+            _check_format(str(value), (*rest, *kwargs.values()))
+        elif name == "replace" and len(rest) >= 2:
+            _check_replace(str(value), rest[0], rest[1])
+        if name == "join":
+            value = list(value)
+            separator = rest[0] if rest else kwargs.get("d", "")
+            _check_room(_size(value) + _size(separator) * len(value))
+            args = (*args[:extra], value, *rest)
+        elif name == "indent":
+            text, width = str(value), rest[0] if rest else kwargs.get("width", 4)
+            extra_size = len(width) if isinstance(width, str) else width
+            _check_room(len(text) + (text.count("\n") + 1) * extra_size)
+        elif not isinstance(value, str):
+            _check_room(_size(value))
+        result = function(*args, **kwargs)
+        if isinstance(result, Iterator):
+            # Made a list at once, so that its size is known; a template can't tell the difference
+            # except by printing the iterator itself.
+            result = list(_counted(result))
+        return _produce(result)
+
+    for attribute in ("jinja_pass_arg", "jinja_async_variant", "__name__", "__doc__"):
+        if hasattr(function, attribute):
+            setattr(bounded, attribute, getattr(function, attribute))
+    return bounded
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; Jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Refused(jinja2.TemplateError):
+    """The template itself refuses the conversation."""
+
+
+def _raise_exception(message: Any) -> None:
+    raise _Refused(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _reads_parts(template: nodes.Template) -> bool:
+    """Whether a template goes through the parts of a message's content itself."""
+
+    def is_content(expression: Any, names: set[str]) -> bool:
+        while isinstance(expression, nodes.Filter):
+            expression = expression.node
+        if isinstance(expression, nodes.Getattr):
+            return expression.attr == "content"
+        if isinstance(expression, nodes.Getitem):
+            return isinstance(expression.arg, nodes.Const) and expression.arg.value == "content"
+        return isinstance(expression, nodes.Name) and expression.name in names
+
+    names: set[str] = set()
+    for assignment in template.find_all(nodes.Assign):
+        if isinstance(assignment.target, nodes.Name) and is_content(assignment.node, set()):
+            names.add(assignment.target.name)
+    return any(is_content(loop.iter, names) for loop in template.find_all(nodes.For))
+
+
+class CompiledTemplate:
+    """A template, ready to run. reads_parts: it goes through lists of content parts itself.
+
+    Raises RequestError if the source is not a template.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_SOURCE:
+            raise RequestError(
+                f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed"
+            )
+        environment = _Environment()
+        token = _budget.set(_Budget())
+        try:
+            self.reads_parts = _reads_parts(environment.parse(source))
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the chat template is malformed: {_message(error)}") from error
+        except (_OverBudget, SyntaxError, RecursionError, MemoryError) as error:
+            raise RequestError(f"the chat template can't be compiled: {_message(error)}") from error
+        finally:
+            _budget.reset(token)
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text for these variables. Raises RequestError if the template refuses them or fails."""
+        token = _budget.set(_Budget())
+        try:
+            return self._template.render(variables)
+        except _Refused as error:
+            raise RequestError(_message(error)) from error
+        except _OverBudget as error:
+            raise RequestError(f"the chat template was stopped: {error}") from error
+        except RecursionError as error:
+            raise RequestError("the chat template was stopped: it calls itself too deeply") from error
+        except MemoryError as error:
+            raise RequestError("the chat template was stopped: it needs too much memory") from error
+        except Exception as error:
+            # Whatever goes wrong in there is the template's doing, or the messages'.
+            raise RequestError(
+                f"the chat template fails on these messages: {_message(error)}"
+            ) from error
+        finally:
+            _budget.reset(token)
+
+
+def _message(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
