@@ -189,3 +189,30 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
         LLM("demo", max_num_seqs=0)
     with pytest.raises(SourceError, match="unknown model"):
         LLM("no-such-model")
+
+
+@pytest.mark.model
+def test_the_demo_model_answers() -> None:
+    """From the name of a model to text: with a template, batched, chunked, and found in the cache."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, logprobs=1)
+    prompts = ["The capital of France is", "Water is made of", "One, two, three,"]
+    with LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64) as llm:
+        alone = [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]
+        assert alone[0].outputs[0].text.startswith(" Paris")
+        together = llm.generate(prompts, greedy, use_tqdm=False)
+        assert [out.outputs for out in together] == [out.outputs for out in alone]
+
+        question = [{"role": "user", "content": "What is the capital of France? " * 20}]
+        first = llm.chat(question, greedy, use_tqdm=False)[0]
+        again = llm.chat(question, greedy, use_tqdm=False)[0]
+        assert first.num_cached_tokens == 0
+        assert again.num_cached_tokens == (len(first.prompt_token_ids) - 1) // 16 * 16
+        assert again.outputs == first.outputs
+        assert "Paris" in first.outputs[0].text
+
+        tokens = first.outputs[0].token_ids
+        assert llm.get_tokenizer().decode(tokens) == first.outputs[0].text
+        stopping = SamplingParams(temperature=0.0, max_tokens=16, stop="Paris")
+        stopped = llm.chat(question, stopping, use_tqdm=False)[0].outputs[0]
+        assert stopped.text == first.outputs[0].text.split("Paris")[0]
+        assert stopped.stop_reason == "Paris"

@@ -122,6 +122,10 @@ class LLM:
             raise RequestError("this model has no tokenizer")
         return self._tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, and what ``generate`` uses if it isn't told otherwise."""
+        return self._front.default_params
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -141,7 +145,9 @@ class LLM:
         has stopped.
         """
         many = list_prompts(prompts)
-        params = _one_for_each("sampling_params", sampling_params or SamplingParams(), len(many))
+        params = _one_for_each(
+            "sampling_params", sampling_params or self._front.default_params, len(many)
+        )
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(many))
         with self._one_call:
             prepared = []

@@ -272,3 +272,39 @@ def test_shutdown_fails_what_is_left() -> None:
             await task
 
     serve(test, Bench(max_model_len=4000, num_blocks=1000))
+
+
+def test_an_idle_engine_does_nothing() -> None:
+    bench = Bench()
+    step, calls = bench.engine.step, [0]
+
+    def counted() -> Any:
+        calls[0] += 1
+        return step()
+
+    bench.engine.step = counted  # type: ignore[method-assign]
+
+    async def test(engine: AsyncEngine) -> None:
+        await asyncio.sleep(0.02)
+        assert calls == [0]
+        await collect(engine, "abc", GREEDY)
+        after = calls[0]
+        assert after == 12
+        await asyncio.sleep(0.02)
+        assert calls == [after]
+
+    serve(test, bench)
+
+
+def test_a_closed_loop_does_not_harm_the_engine() -> None:
+    """An event loop that ended in the middle of a request; another one takes over."""
+    bench = Bench(max_model_len=4000, num_blocks=1000)
+    engine = async_engine_of(bench)
+    endless = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    loop = asyncio.new_event_loop()
+    stream = engine.generate("abc", endless)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    assert len(asyncio.run(collect(engine, "abc", GREEDY))[-1].outputs[0].token_ids) == 12
+    assert not engine.is_dead
+    engine.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
@@ -78,6 +79,11 @@ class AsyncEngine:
         """Whether the engine has stopped, so that every request fails."""
         return self._thread.error is not None
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        return self._front.default_params
+
     def stats(self) -> EngineStats:
         """Counters of this moment."""
         return self._thread.stats()
@@ -100,7 +106,7 @@ class AsyncEngine:
         """
         if self._thread.error is not None:
             raise self._thread.error
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self._front.default_params
         name = request_id or uuid.uuid4().hex
         if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
             text, token_ids = await asyncio.to_thread(self._front.tokenize, prompt)
@@ -178,7 +184,7 @@ class AsyncEngine:
                     by_loop.setdefault(stream.loop, []).append(event)
         for loop, some in by_loop.items():
             # A loop that was closed has nobody left to tell.
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._arrive, some)
 
     def _arrive(self, events: Sequence[Event]) -> None:

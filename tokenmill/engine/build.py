@@ -21,17 +21,22 @@ from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.text import AnswerText, MakeTextStream
 from tokenmill.engine.threads import ThreadPlan, plan_threads
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, RequestError
 from tokenmill.models.registry import build_model
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
 from tokenmill.ops.table import OpTable, Provider
+from tokenmill.tokenizer import (
+    IncrementalDetokenizer,
+    StopStringChecker,
+    Tokenizer,
+    load_tokenizer,
+)
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.sources import resolve
 
 if TYPE_CHECKING:
     from tokenmill.models.decoder import Model
-    from tokenmill.tokenizer import Tokenizer
 
 log = logging.getLogger("tokenmill.engine")
 
@@ -130,8 +135,6 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
     engine, memory = assemble(model, config, recorder, available_memory())
     for line in memory.describe():
         log.info("%s", line)
-    from tokenmill.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(checkpoint)
     eos_ids = end_ids(checkpoint.generation_config, checkpoint.config)
     return BuiltEngine(
@@ -141,6 +144,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
             text_streams(tokenizer),
             engine.limits,
             eos_ids | tokenizer.eos_token_ids,
+            recommended_params(checkpoint.generation_config),
         ),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
@@ -192,7 +196,6 @@ def assemble(
 
 def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
     """Makes the text of answers, with their stop texts."""
-    from tokenmill.tokenizer import IncrementalDetokenizer, StopStringChecker
 
     def make(params: SamplingParams, prompt: Sequence[int]) -> AnswerText:
         return AnswerText(
@@ -207,6 +210,19 @@ def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
         )
 
     return make
+
+
+def recommended_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters that a generation_config.json recommends; invalid ones are ignored."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    found = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    if generation_config.get("do_sample") is False:
+        found = {"temperature": 0.0}
+    try:
+        return SamplingParams(**found)
+    except RequestError as error:
+        log.warning("the model's recommended sampling parameters are ignored: %s", error)
+        return SamplingParams()
 
 
 def end_ids(*configs: Mapping[str, Any]) -> frozenset[int]:

@@ -182,7 +182,8 @@ class Prepared:
 class Front:
     """Prepares prompts for one model.
 
-    tokenizer: None serves token ids only. eos_ids: tokens that end an answer.
+    tokenizer: None serves token ids only. eos_ids: tokens that end an answer. default_params: what the
+    model's authors recommend.
     """
 
     def __init__(
@@ -191,8 +192,10 @@ class Front:
         make_text_stream: MakeTextStream | None,
         limits: EngineLimits,
         eos_ids: frozenset[int],
+        default_params: SamplingParams | None = None,
     ) -> None:
         self.limits = limits
+        self.default_params = default_params or SamplingParams()
         self._tokenizer = tokenizer
         self._make_text_stream = make_text_stream
         self._eos_ids = eos_ids

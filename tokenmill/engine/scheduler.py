@@ -12,6 +12,7 @@ import time
 from typing import Literal
 
 from tokenmill.cache.manager import CacheManager
+from tokenmill.cache.prefix_index import PrefixHit
 from tokenmill.engine.request import Request, Status
 from tokenmill.errors import RequestError
 
@@ -174,17 +175,11 @@ class Scheduler:
         if self._chunk(request) <= 0:
             return False
         while True:
-            hit = None
-            if not request.wants_prompt_logprobs:
-                # The last token is always computed: its logits are needed.
-                hit = self._cache.lookup(
-                    request.tokens, len(request.tokens) - 1, request.source.cache_extra
-                )
-            length = min(len(request.tokens) + 1, request.max_total)
-            if len(self.running) < self._max_seqs and self._cache.can_start(
-                hit, length, self._max_tokens, self._reserved()
-            ):
-                break
+            if len(self.running) < self._max_seqs:
+                hit = self._find_cached(request)
+                length = min(len(request.tokens) + 1, request.max_total)
+                if self._cache.can_start(hit, length, self._max_tokens, self._reserved()):
+                    break
             if not self._make_way(request):
                 return False
         heapq.heappop(self._waiting)
@@ -202,6 +197,12 @@ class Scheduler:
             request.metrics.time_in_queue = now - request.metrics.arrival_time
         self._advance(request, self._chunk(request))
         return True
+
+    def _find_cached(self, request: Request) -> PrefixHit | None:
+        """What need not be computed. The last token always is: its logits are needed."""
+        if request.wants_prompt_logprobs:
+            return None
+        return self._cache.lookup(request.tokens, len(request.tokens) - 1, request.source.cache_extra)
 
     def _reserved(self) -> int:
         """Blocks that running requests will take until their present tokens are computed."""
