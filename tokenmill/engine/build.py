@@ -207,6 +207,7 @@ def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
             StopStringChecker(
                 params.stop or (), include_stop_str_in_output=params.include_stop_str_in_output
             ),
+            params.min_tokens,
         )
 
     return make

@@ -53,7 +53,9 @@ class SamplingParams:
     seed: the same seed gives the same tokens, whatever else runs. stop: texts that end the answer.
     bad_words: texts that are never completed. logprobs: how many alternatives at each position
     (0: only the chosen one). prompt_logprobs: the same for the prompt. max_tokens: None is as long as
-    the model can. detokenize: whether outputs have text. output_kind: what streams hold.
+    the model can. min_tokens: until then nothing ends the answer. detokenize: whether outputs have
+    text. spaces_between_special_tokens: accepted, but no supported tokenizer writes any. output_kind:
+    what streams hold.
     """
 
     n: int = 1

@@ -72,11 +72,15 @@ class StopChecker(Protocol):
 
 
 class AnswerText:
-    """A detokenizer, and what looks for stop texts in its output."""
+    """A detokenizer, and what looks for stop texts in its output.
 
-    def __init__(self, detokenizer: Detokenizer, checker: StopChecker) -> None:
+    min_tokens: in the text of that many tokens, nothing is looked for.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, checker: StopChecker, min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
         self._checker = checker
+        self._unchecked = min_tokens
 
     @property
     def stopped_by(self) -> str | None:
@@ -85,7 +89,12 @@ class AnswerText:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens make certain."""
-        return self._checker.push(self._detokenizer.push(token_ids))
+        text = ""
+        if self._unchecked:
+            early, token_ids = token_ids[: self._unchecked], token_ids[self._unchecked :]
+            self._unchecked -= len(early)
+            text = self._detokenizer.push(early)
+        return text + self._checker.push(self._detokenizer.push(token_ids))
 
     def finish(self) -> str:
         """What is left."""
