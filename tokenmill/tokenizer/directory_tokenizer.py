@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from tokenmill.errors import CheckpointError
 
@@ -17,7 +17,10 @@ SPECIAL_TOKEN_NAMES = (
 
 
 def load_library(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """The library's tokenizer for a directory's tokenizer.json, with the directory's other settings.
+    """The library's tokenizer for a directory's tokenizer.json, with tokens that only settings name.
+
+    Whether BOS and EOS are added is up to the post-processor in tokenizer.json; as in transformers,
+    add_bos_token and add_eos_token of the settings don't count beside it.
 
     Raises CheckpointError if the file is missing or malformed.
     """
@@ -32,7 +35,6 @@ def load_library(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     except Exception as error:
         raise CheckpointError(f"{file} is not a tokenizer ({error}); download it again") from error
     _add_missing_tokens(library, settings)
-    _set_special_tokens_around_text(library, settings)
     return library
 
 
@@ -106,23 +108,6 @@ def _add_missing_tokens(library: Tokenizer, settings: Mapping[str, Any]) -> None
                 f"tokenizer_config.json gives {entry['content']!r} the id {token_id}, which doesn't "
                 "follow the tokens of tokenizer.json; download both files again"
             )
-
-
-def _set_special_tokens_around_text(library: Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Follow add_bos_token and add_eos_token of tokenizer_config.json, if it has them."""
-    if not {"add_bos_token", "add_eos_token"} & settings.keys():
-        return
-    names = special_tokens_of(settings)
-    before = [names["bos_token"]] if settings.get("add_bos_token") and "bos_token" in names else []
-    after = [names["eos_token"]] if settings.get("add_eos_token") and "eos_token" in names else []
-    used = [(text, library.token_to_id(text)) for text in dict.fromkeys((*before, *after))]
-    if any(token_id is None for _, token_id in used):
-        raise CheckpointError(
-            "tokenizer_config.json names a bos_token or eos_token that tokenizer.json doesn't have"
-        )
-    library.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], special_tokens=used
-    )
 
 
 def _text_of(entry: Any) -> str | None:

@@ -30,7 +30,7 @@ class SentencePieceBPE:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, strips_right: frozenset[int] = frozenset()) -> None:
-        tokens, types = vocabulary.tokens, vocabulary.types
+        tokens = vocabulary.tokens
         if len(vocabulary.scores) != len(tokens):
             raise CheckpointError(
                 "the vocabulary has no scores (tokenizer.ggml.scores), which SentencePiece's BPE "
@@ -39,7 +39,6 @@ class SentencePieceBPE:
         self.vocab_size = len(tokens)
         self._tokens = tokens
         self._scores = vocabulary.scores
-        self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
         marks = vocabulary.ids_of(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
         self._byte_ids = _byte_ids(vocabulary)
         self._unknown = vocabulary.special_ids.get("unk_token")
@@ -49,12 +48,11 @@ class SentencePieceBPE:
                 "convert the model again"
             )
         # Text never becomes a mark or a byte by joining characters, only by being one.
-        self._pieces = self._ids
-        reserved = [i for i, kind in enumerate(types) if kind in _NEVER_JOINED]
-        if reserved:
-            self._pieces = self._ids.copy()
-            for index in reserved:
-                self._pieces.pop(tokens[index], None)
+        reserved = vocabulary.ids_of(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE)
+        self._pieces = dict(zip(tokens, range(len(tokens)), strict=True))
+        self._reserved = {tokens[index]: index for index in reserved}
+        for token in self._reserved:
+            self._pieces.pop(token, None)
         self._added = AddedTokens({tokens[index]: index for index in marks}, strips_right)
         self._prefix, self._suffix = vocabulary.prefix_and_suffix()
         self._add_space = vocabulary.add_space_prefix
@@ -83,7 +81,7 @@ class SentencePieceBPE:
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a name."""
-        return self._ids.get(token)
+        return self._reserved.get(token, self._pieces.get(token))
 
     def _encode_plain(self, text: str, ids: list[int], *, space_first: bool) -> None:
         if self._one_space:
@@ -157,9 +155,6 @@ class SentencePieceBPE:
             ids.append(self._unknown)
 
 
-_NEVER_JOINED = frozenset({int(TokenType.UNKNOWN), int(TokenType.CONTROL), int(TokenType.BYTE)})
-
-
 def _byte_ids(vocabulary: Vocabulary) -> list[int | None]:
     """The token of each byte, by its name: <0x00> to <0xFF>."""
     found = {vocabulary.tokens[index]: index for index in vocabulary.ids_of(TokenType.BYTE)}
@@ -169,6 +164,6 @@ def _byte_ids(vocabulary: Vocabulary) -> list[int | None]:
 def _word_boundary(tokens: list[str]) -> re.Pattern[str]:
     """Places where a text can be cut without changing its tokens: before a space, unless some token
     has the same character before a space within it. Few vocabularies have such tokens at all."""
-    within = re.findall(f"[^\0{SPACE_MARK}](?={SPACE_MARK})", "\0".join(tokens))
-    kept = "".join(map(re.escape, sorted(set(within))))
+    before_a_space = {part[-1:] for part in "\0".join(("", *tokens)).split(SPACE_MARK)[:-1]}
+    kept = "".join(map(re.escape, sorted(before_a_space - {"", "\0"})))
     return re.compile(f"(?<=[^{SPACE_MARK}{kept}])(?={SPACE_MARK})")
