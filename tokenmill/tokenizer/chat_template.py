@@ -59,12 +59,9 @@ class ChatTemplate:
         or runs too long.
         """
         compiled = self._compile(self._choose(template, has_tools=bool(tools)))
-        conversation = [_plain_message(message, compiled.reads_parts) for message in _listed(messages)]
-        last_text = ""
-        if continue_final_message:
-            last_text = _mark_end(conversation)
-        text = compiled.render(
-            {
+        try:
+            conversation = [_plain_message(m, compiled.reads_parts) for m in _listed(messages)]
+            variables = {
                 **self.special_tokens,
                 **_plain(kwargs, "a template variable"),
                 "messages": conversation,
@@ -72,7 +69,10 @@ class ChatTemplate:
                 "documents": _plain(documents, "a document"),
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
             }
-        )
+        except RecursionError:
+            raise RequestError("the messages are nested too deeply; send plainer ones") from None
+        last_text = _mark_end(conversation) if continue_final_message else ""
+        text = compiled.render(variables)
         return _up_to_mark(text, last_text) if continue_final_message else text
 
     def _choose(self, name: str | None, *, has_tools: bool) -> str:

@@ -14,6 +14,8 @@ import re
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
+from tokenizers import normalizers
+
 from tokenmill.errors import CheckpointError
 from tokenmill.tokenizer.added_tokens import AddedTokens
 from tokenmill.tokenizer.decoding import SPACE_MARK
@@ -57,6 +59,7 @@ class SentencePieceBPE:
         self._prefix, self._suffix = vocabulary.prefix_and_suffix()
         self._add_space = vocabulary.add_space_prefix
         self._one_space = vocabulary.remove_extra_spaces
+        self._normalizer = _normalizer(vocabulary.charsmap)
         self._words = _word_boundary(tokens)
         self._join_cached = lru_cache(maxsize=CACHED_WORDS)(self._join)
 
@@ -84,6 +87,8 @@ class SentencePieceBPE:
         return self._reserved.get(token, self._pieces.get(token))
 
     def _encode_plain(self, text: str, ids: list[int], *, space_first: bool) -> None:
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
         if self._one_space:
             text = re.sub(" {2,}", " ", text.strip(" "))
         if space_first:
@@ -159,6 +164,17 @@ def _byte_ids(vocabulary: Vocabulary) -> list[int | None]:
     """The token of each byte, by its name: <0x00> to <0xFF>."""
     found = {vocabulary.tokens[index]: index for index in vocabulary.ids_of(TokenType.BYTE)}
     return [found.get(f"<0x{byte:02X}>") for byte in range(256)]
+
+
+def _normalizer(charsmap: bytes) -> normalizers.Precompiled | None:
+    if not charsmap:
+        return None
+    try:
+        return normalizers.Precompiled(charsmap)
+    except Exception as error:
+        raise CheckpointError(
+            f"the vocabulary's normalisation rules are malformed ({error}); convert the model again"
+        ) from error
 
 
 def _word_boundary(tokens: list[str]) -> re.Pattern[str]:

@@ -20,27 +20,30 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from tokenmill.errors import RequestError
 
 MAX_SOURCE = 1 << 20
-MAX_STEPS = 2_000_000
-MAX_SECONDS = 10.0
-MAX_PRODUCED = 1 << 28
+MAX_STEPS = 500_000
+MAX_SECONDS = 5.0
+MAX_PRODUCED = 1 << 27
 """Characters and list entries that one rendering may produce in all, intermediate results included."""
-MAX_VALUE = 1 << 25
-"""Characters and entries of one value, with everything that is nested in it."""
+MAX_CHARACTERS = 1 << 24
+MAX_ENTRIES = 1 << 18
+"""What one value may hold, with everything that is nested in it, as often as it is nested."""
 MAX_NUMBER_BITS = 1 << 12
 MAX_WIDTH = 10_000
 """Largest number that may be given to what pads, indents or fills up."""
 
-_WIDTHS_IN_FORMAT = re.compile(r"\d{5,}|\*")
-_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill", "to_bytes"})
-_PADDING_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "tojson", "truncate"})
-_REFUSED_METHODS = frozenset({"translate", "maketrans"})
+_PRINTF_WIDTH = re.compile(r"%(?:\(.*\))?[^a-zA-Z%]*(?:\*|\d{5,})", re.DOTALL)
+_FORMAT_WIDTH = re.compile(r"\{[^{}]*(?:\{|\d{5,})")
+"""Formats that pad far, or to a width that is only known when they are used."""
+_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+_PADDING_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "tojson"})
+_REFUSED_METHODS = frozenset({"encode", "maketrans", "to_bytes", "translate"})
 _REFUSED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")
 _REFUSED_GLOBALS = ("lipsum",)
 
@@ -67,7 +70,10 @@ class _Budget:
 
     def produce(self, value: Any) -> Any:
         """A new value; returned if there is room for it."""
-        self._produced -= len(value) if type(value) is str else _size(value)
+        if type(value) is not str:
+            _check_size(value)
+        if isinstance(value, str | list | tuple | Mapping):
+            self._produced -= len(value)
         if self._produced < 0:
             raise _OverBudget("it produces too much text")
         return value
@@ -84,15 +90,15 @@ def _produce(value: Any) -> Any:
     return _budget.get().produce(value)
 
 
-def _size(value: Any) -> int:
-    """Characters and entries of a value and all that is nested in it; _OverBudget beyond MAX_VALUE."""
-    total = 0
+def _check_size(value: Any) -> int:
+    """The characters of a value and of all that is nested in it; _OverBudget if it is too large."""
+    characters = entries = 0
     pending = [value]
     while pending:
         item = pending.pop()
-        total += 1
-        if isinstance(item, str | bytes):
-            total += len(item)
+        entries += 1
+        if isinstance(item, str):
+            characters += len(item)
         elif isinstance(item, Mapping):
             pending += item.keys()
             pending += item.values()
@@ -100,16 +106,26 @@ def _size(value: Any) -> int:
             pending += item
         elif isinstance(item, Namespace):
             pending.append(dict(item._Namespace__attrs))
-        elif isinstance(item, int) and item.bit_length() > MAX_NUMBER_BITS:
-            raise _OverBudget("it makes too large a number")
-        if total + len(pending) > MAX_VALUE:
-            raise _OverBudget("it makes too large a value")
-    return total
+        elif isinstance(item, int):
+            _check_bits(item.bit_length())
+        _check_entries(entries + len(pending))
+    _check_room(characters)
+    return characters
 
 
-def _check_room(size: int) -> None:
-    if size > MAX_VALUE:
+def _check_room(characters: int) -> None:
+    if characters > MAX_CHARACTERS:
         raise _OverBudget("it makes too large a value")
+
+
+def _check_entries(entries: int) -> None:
+    if entries > MAX_ENTRIES:
+        raise _OverBudget("it makes too large a value")
+
+
+def _check_bits(bits: int) -> None:
+    if bits > MAX_NUMBER_BITS:
+        raise _OverBudget("it makes too large a number")
 
 
 def _check_width(values: Iterable[Any]) -> None:
@@ -118,22 +134,19 @@ def _check_width(values: Iterable[Any]) -> None:
             raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters")
 
 
-def _check_format(template: Any, arguments: Iterable[Any]) -> None:
-    if isinstance(template, str | bytes):
-        text = template if isinstance(template, str) else template.decode("latin-1")
-        # A width may also come from an argument ("{:{}}").
-        if _WIDTHS_IN_FORMAT.search(text) or (
-            text.count("{") > text.count("{{") * 2 and "{}" in text[1:]
-        ):
-            _check_width(arguments)
-        if re.search(r"\d{5,}", text):
-            raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters")
+def _check_printf(template: str) -> None:
+    if _PRINTF_WIDTH.search(template):
+        raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters")
+
+
+def _check_format(template: str) -> None:
+    if _FORMAT_WIDTH.search(template.replace("{{", "")):
+        raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters, or to a computed width")
 
 
 def _check_replace(text: str, old: Any, new: Any) -> None:
     if isinstance(old, str) and isinstance(new, str):
-        count = text.count(old)
-        _check_room(len(text) + count * max(0, len(new) - len(old)))
+        _check_room(len(text) + text.count(old) * max(0, len(new) - len(old)))
 
 
 class _Generation(Extension):
@@ -192,48 +205,47 @@ class _Environment(ImmutableSandboxedEnvironment):
         _step()
         if operator == "*":
             for value, times in ((left, right), (right, left)):
-                if isinstance(times, int) and isinstance(value, str | bytes | list | tuple):
-                    _check_room((_size(value) + 1) * max(times, 0))
+                if isinstance(times, int) and isinstance(value, str):
+                    _check_room(len(value) * times)
+                elif isinstance(times, int) and isinstance(value, list | tuple):
+                    _check_entries(len(value) * times)
         elif operator == "**":
             if isinstance(left, int) and isinstance(right, int) and right > 0:
                 _check_bits(left.bit_length() * right)
-        elif operator == "%" and isinstance(left, str | bytes):
-            _check_format(left, right if isinstance(right, tuple) else (right,))
+        elif operator == "%" and isinstance(left, str):
+            _check_printf(left)
         return _produce(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call, of a macro or a method, if its result can't be too large."""
         _step()
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str | bytes | int) and not isinstance(__obj, Macro):
-            if name in _REFUSED_METHODS:
-                raise _OverBudget(f"it calls the method {name}")
-            if name in _PADDING_METHODS:
-                _check_width((*args, *kwargs.values()))
-            elif name in ("format", "format_map"):
-                _check_format(owner, _flat((*args, *kwargs.values())))
-            elif name == "replace" and isinstance(owner, str) and len(args) >= 2:
-                _check_replace(owner, args[0], args[1])
-            elif name == "join" and args and isinstance(owner, str):
-                items = list(args[0])
-                args = (items, *args[1:])
-                _check_room(_size(items) + len(owner) * len(items))
-        elif owner is str or __obj is str:
-            raise _OverBudget(f"it calls the method {name}")
+        # Jinja wraps some methods to make them safe.
+        method = getattr(__obj, "__wrapped__", __obj)
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, str | int):
+            args = _checked_arguments(owner, name, args, kwargs)
         return _produce(super().call(__context, __obj, *args, **kwargs))
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, Mapping):
-            yield from value.values()
-        else:
-            yield value
-
-
-def _check_bits(bits: int) -> None:
-    if bits > MAX_NUMBER_BITS:
-        raise _OverBudget("it makes too large a number")
+def _checked_arguments(
+    owner: str | int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a method of a text or number, if its result can't be too large."""
+    if name in _REFUSED_METHODS:
+        raise _OverBudget(f"it calls the method {name}")
+    if name in _PADDING_METHODS:
+        _check_width((*args, *kwargs.values()))
+        if name == "expandtabs" and isinstance(owner, str):
+            _check_room(len(owner) * max([8, *(a for a in args if isinstance(a, int))]))
+    elif name in ("format", "format_map"):
+        _check_format(str(owner))
+    elif name == "replace" and len(args) >= 2:
+        _check_replace(str(owner), args[0], args[1])
+    elif name == "join" and args and isinstance(owner, str):
+        items = list(args[0])
+        _check_room(_check_size(items) + len(owner) * len(items))
+        return (items, *args[1:])
+    return args
 
 
 def _filtered(node: Any, name: str) -> nodes.Filter:
@@ -273,7 +285,7 @@ def _counted(values: Iterable[Any]) -> Iterator[Any]:
 
 def _joined(parts: list[Any]) -> str:
     """What the operator ~ does."""
-    _check_room(_size(parts))
+    _check_size(parts)
     text: str = _produce("".join(map(str, parts)))
     return text
 
@@ -287,7 +299,7 @@ def _made(value: Any) -> Any:
 def _finalize(context: Context, value: Any) -> Any:
     """A value that is to be printed. (Jinja would compute constants early if this took no context.)"""
     if type(value) is not str:
-        _size(value)
+        _check_size(value)
     return value
 
 
@@ -301,20 +313,20 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if name in _PADDING_FILTERS:
             _check_width((*rest, *kwargs.values()))
         elif name == "format":
-            _check_format(str(value), (*rest, *kwargs.values()))
+            _check_printf(str(value))
         elif name == "replace" and len(rest) >= 2:
             _check_replace(str(value), rest[0], rest[1])
         if name == "join":
             value = list(value)
             separator = rest[0] if rest else kwargs.get("d", "")
-            _check_room(_size(value) + _size(separator) * len(value))
+            _check_room(_check_size(value) + _check_size(separator) * len(value))
             args = (*args[:extra], value, *rest)
         elif name == "indent":
             text, width = str(value), rest[0] if rest else kwargs.get("width", 4)
             extra_size = len(width) if isinstance(width, str) else width
             _check_room(len(text) + (text.count("\n") + 1) * extra_size)
         elif not isinstance(value, str):
-            _check_room(_size(value))
+            _check_size(value)
         result = function(*args, **kwargs)
         if isinstance(result, Iterator):
             # Made a list at once, so that its size is known; a template can't tell the difference
