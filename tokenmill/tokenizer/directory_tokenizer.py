@@ -62,6 +62,22 @@ def extra_special_tokens_of(settings: Mapping[str, Any]) -> list[str]:
     return texts
 
 
+def added_tokens_of(settings: Mapping[str, Any]) -> list[tuple[int, AddedToken]]:
+    """Tokens that the settings list beside the vocabulary, in order of their ids.
+
+    Raises CheckpointError if the list is malformed.
+    """
+    entries = settings.get("added_tokens_decoder")
+    found: dict[int, AddedToken] = {}
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        text = _text_of(entry)
+        if not text or not isinstance(entry, dict) or not str(key).isdecimal():
+            raise CheckpointError("added_tokens_decoder of tokenizer_config.json is malformed")
+        flags = ("special", "single_word", "lstrip", "rstrip", "normalized")
+        found[int(key)] = AddedToken(text, **{flag: bool(entry.get(flag)) for flag in flags})
+    return sorted(found.items())
+
+
 def chat_templates_of(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. A file of its own goes before tokenizer_config.json."""
     templates: dict[str, str] = {}
@@ -87,25 +103,13 @@ def chat_templates_of(path: Path, settings: Mapping[str, Any]) -> dict[str, str]
 
 def _add_missing_tokens(library: Tokenizer, settings: Mapping[str, Any]) -> None:
     """Tokens that only tokenizer_config.json knows, in order of their ids."""
-    entries = settings.get("added_tokens_decoder")
-    if not isinstance(entries, dict):
-        return
-    missing: list[tuple[int, dict[str, Any]]] = []
-    for key, entry in entries.items():
-        text = _text_of(entry)
-        if text is None or not str(key).isdecimal():
-            raise CheckpointError("added_tokens_decoder of tokenizer_config.json is malformed")
-        if library.token_to_id(text) is None:
-            missing.append((int(key), entry))
-    for token_id, entry in sorted(missing, key=lambda item: item[0]):
-        flags = {
-            flag: bool(entry.get(flag, False))
-            for flag in ("single_word", "lstrip", "rstrip", "normalized")
-        }
-        library.add_tokens([AddedToken(entry["content"], special=bool(entry.get("special")), **flags)])
-        if library.token_to_id(entry["content"]) != token_id:
+    for token_id, token in added_tokens_of(settings):
+        if library.token_to_id(token.content) is not None:
+            continue
+        library.add_tokens([token])
+        if library.token_to_id(token.content) != token_id:
             raise CheckpointError(
-                f"tokenizer_config.json gives {entry['content']!r} the id {token_id}, which doesn't "
+                f"tokenizer_config.json gives {token.content!r} the id {token_id}, which doesn't "
                 "follow the tokens of tokenizer.json; download both files again"
             )
 

@@ -15,16 +15,15 @@ from tokenizers import (
     decoders,
     models,
     normalizers,
-    pre_tokenizers,
     processors,
 )
 
 from tokenmill.errors import CheckpointError
 from tokenmill.tokenizer.backend import Backend, LibraryBackend
 from tokenmill.tokenizer.decoding import (
+    SPACE_MARK,
     Decoding,
     byte_level_decoding,
-    decoding_of,
     sentencepiece_decoding,
 )
 from tokenmill.tokenizer.pre_tokenizers import PRE_TOKENIZERS
@@ -56,12 +55,6 @@ def build(metadata: Mapping[str, Any]) -> tuple[Backend, Decoding, Vocabulary]:
         f"the GGUF file has a tokenizer of the kind {reprlib.repr(kind)}, which is not supported; "
         "gpt2, llama and t5 are. Use the model's directory with its tokenizer.json instead"
     )
-
-
-def special_ids_of(vocabulary: Vocabulary) -> frozenset[int]:
-    """Tokens that are marks rather than text."""
-    marks = vocabulary.ids_of(TokenType.UNKNOWN, TokenType.CONTROL)
-    return frozenset(marks) | frozenset(vocabulary.special_ids.values())
 
 
 def _byte_level_bpe(metadata: Mapping[str, Any]) -> tuple[Backend, Decoding, Vocabulary]:
@@ -151,14 +144,13 @@ def build_unigram(vocabulary: Vocabulary) -> tuple[Backend, Decoding]:
         ) from error
     if vocabulary.remove_extra_spaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if steps:
-        library.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if vocabulary.add_space_prefix else "never"
-    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    steps = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)]
-    library.decoder = decoders.Sequence(steps)
+    # Not the library's Metaspace, which puts no space before a text that begins with one.
+    if vocabulary.add_space_prefix:
+        steps.append(normalizers.Prepend(SPACE_MARK))
+    library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
     _add_tokens(library, vocabulary)
-    return LibraryBackend(library), decoding_of(library.decoder)
+    decoding = sentencepiece_decoding(strip_spaces=1 if vocabulary.add_space_prefix else 0)
+    return LibraryBackend(library), decoding
 
 
 def _add_tokens(library: Tokenizer, vocabulary: Vocabulary) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tokenmill.errors import CheckpointError
-from tokenmill.tokenizer import directory_tokenizer, gguf_tokenizer
+from tokenmill.tokenizer import directory_tokenizer, gguf_tokenizer, sentencepiece_directory
 from tokenmill.tokenizer.backend import LibraryBackend
 from tokenmill.tokenizer.chat_template import ChatTemplate
 from tokenmill.tokenizer.decoding import decoding_of
 from tokenmill.tokenizer.tokenizer import Tokenizer
-from tokenmill.tokenizer.vocabulary import token_id
+from tokenmill.tokenizer.vocabulary import special_ids_of, token_id
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
@@ -75,7 +75,7 @@ def _from_gguf(checkpoint: HasTokenizer) -> Tokenizer:
         decoding,
         bos_token_id=vocabulary.special_ids.get("bos_token"),
         eos_token_ids=frozenset(eos_ids),
-        special_ids=gguf_tokenizer.special_ids_of(vocabulary) | eos_ids,
+        special_ids=special_ids_of(vocabulary) | eos_ids,
         special_tokens=special_tokens,
         chat_template=ChatTemplate(templates, special_tokens) if templates else None,
     )
@@ -84,26 +84,46 @@ def _from_gguf(checkpoint: HasTokenizer) -> Tokenizer:
 def _from_directory(checkpoint: HasTokenizer) -> Tokenizer:
     path = checkpoint.path
     settings = directory_tokenizer.read_settings(path)
+    if not (path / "tokenizer.json").exists() and (path / "tokenizer.model").exists():
+        return _from_sentencepiece(checkpoint, settings)
     library = directory_tokenizer.load_library(path, settings)
     special_tokens = directory_tokenizer.special_tokens_of(settings)
     by_name = {name: library.token_to_id(text) for name, text in special_tokens.items()}
     named = {name: index for name, index in by_name.items() if index is not None}
     extra = map(library.token_to_id, directory_tokenizer.extra_special_tokens_of(settings))
     marks = {index for index, token in library.get_added_tokens_decoder().items() if token.special}
-    eos_ids = _ids_in(checkpoint.generation_config) or _ids_in(checkpoint.config)
-    if "eos_token" in named:
-        eos_ids |= {named["eos_token"]}
-    bos = named.get("bos_token")
     templates = directory_tokenizer.chat_templates_of(path, settings)
     return Tokenizer(
         LibraryBackend(library),
         decoding_of(library.decoder),
-        bos_token_id=bos,
-        eos_token_ids=frozenset(eos_ids),
+        bos_token_id=named.get("bos_token"),
+        eos_token_ids=_directory_eos_ids(checkpoint, named),
         special_ids=frozenset(marks) | set(named.values()) | {i for i in extra if i is not None},
         special_tokens=special_tokens,
         chat_template=ChatTemplate(templates, special_tokens) if templates else None,
     )
+
+
+def _from_sentencepiece(checkpoint: HasTokenizer, settings: Mapping[str, Any]) -> Tokenizer:
+    backend, decoding, vocabulary = sentencepiece_directory.build(checkpoint.path, settings)
+    named = vocabulary.special_ids
+    special_tokens = {name: vocabulary.tokens[index] for name, index in named.items()}
+    templates = directory_tokenizer.chat_templates_of(checkpoint.path, settings)
+    return Tokenizer(
+        backend,
+        decoding,
+        bos_token_id=named.get("bos_token"),
+        eos_token_ids=_directory_eos_ids(checkpoint, named),
+        special_ids=special_ids_of(vocabulary),
+        special_tokens=special_tokens,
+        chat_template=ChatTemplate(templates, special_tokens) if templates else None,
+    )
+
+
+def _directory_eos_ids(checkpoint: HasTokenizer, named: Mapping[str, int]) -> frozenset[int]:
+    """Ends of an answer: what the model's configuration says, and the tokenizer's EOS."""
+    ids = _ids_in(checkpoint.generation_config) or _ids_in(checkpoint.config)
+    return ids | {named["eos_token"]} if "eos_token" in named else ids
 
 
 def _ids_in(config: Mapping[str, Any]) -> frozenset[int]:

@@ -41,7 +41,7 @@ class SentencePieceBPE:
         self.vocab_size = len(tokens)
         self._tokens = tokens
         self._scores = vocabulary.scores
-        marks = vocabulary.ids_of(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+        marks = vocabulary.ids_of(TokenType.UNKNOWN, TokenType.CONTROL)
         self._byte_ids = _byte_ids(vocabulary)
         self._unknown = vocabulary.special_ids.get("unk_token")
         if self._unknown is None and None in self._byte_ids:
@@ -55,7 +55,11 @@ class SentencePieceBPE:
         self._reserved = {tokens[index]: index for index in reserved}
         for token in self._reserved:
             self._pieces.pop(token, None)
-        self._added = AddedTokens({tokens[index]: index for index in marks}, strips_right)
+        written = {tokens[index]: index for index in marks}
+        for index in vocabulary.ids_of(TokenType.USER_DEFINED):
+            # SentencePiece looks for these after it has marked the spaces, we look before.
+            written[tokens[index].replace(SPACE_MARK, " ")] = index
+        self._added = AddedTokens(written, strips_right)
         self._prefix, self._suffix = vocabulary.prefix_and_suffix()
         self._add_space = vocabulary.add_space_prefix
         self._one_space = vocabulary.remove_extra_spaces
@@ -91,6 +95,8 @@ class SentencePieceBPE:
             text = self._normalizer.normalize_str(text)
         if self._one_space:
             text = re.sub(" {2,}", " ", text.strip(" "))
+        if not text:
+            return
         if space_first:
             text = " " + text
         for word in self._words.split(text.replace(" ", SPACE_MARK)):

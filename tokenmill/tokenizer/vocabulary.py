@@ -114,6 +114,12 @@ def read_vocabulary(metadata: Mapping[str, Any], *, add_bos: bool, add_eos: bool
     )
 
 
+def special_ids_of(vocabulary: Vocabulary) -> frozenset[int]:
+    """Tokens that are marks rather than text."""
+    marks = vocabulary.ids_of(TokenType.UNKNOWN, TokenType.CONTROL)
+    return frozenset(marks) | frozenset(vocabulary.special_ids.values())
+
+
 def string_list(metadata: Mapping[str, Any], key: str) -> list[str]:
     """The array of texts ``tokenizer.ggml.<key>``; empty if there is none."""
     value = metadata.get(f"tokenizer.ggml.{key}", ())
