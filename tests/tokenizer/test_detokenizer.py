@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
@@ -57,6 +57,7 @@ def divided(draw: st.DrawFn) -> tuple[str, list[list[int]]]:
     return kind, draw(st.lists(st.lists(ids, max_size=5), max_size=8))
 
 
+@settings(deadline=None)
 @given(divided(), st.booleans())
 def test_text_as_it_comes_in_is_the_whole_text(case: tuple[str, list[list[int]]], skip: bool) -> None:
     kind, parts = case
@@ -66,6 +67,7 @@ def test_text_as_it_comes_in_is_the_whole_text(case: tuple[str, list[list[int]]]
     assert text == tokenizer.decode([token for part in parts for token in part], skip)
 
 
+@settings(deadline=None)
 @given(divided(), st.booleans())
 def test_whole_texts_are_those_of_the_library(case: tuple[str, list[list[int]]], skip: bool) -> None:
     kind, parts = case
@@ -82,6 +84,7 @@ def test_whole_texts_are_those_of_the_library(case: tuple[str, list[list[int]]],
 
 
 @pytest.mark.parametrize("kind", [*MAKERS, "gguf"])
+@settings(deadline=None)
 @given(text=st.text(max_size=30))
 def test_any_text_is_encoded_and_shown_again(kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)

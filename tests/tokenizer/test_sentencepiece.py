@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.tokenizer_texts import TEXTS
@@ -111,6 +111,7 @@ def test_ids_and_texts_are_those_of_sentencepiece(
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma", "across words"])
+@settings(deadline=None)
 @given(text=st.text(alphabet=st.sampled_from("theo aidn\n\t<>wr1é▁你"), max_size=60))
 def test_texts_with_many_merges(tokenizers: dict[str, Tokenizer], variant: str, text: str) -> None:
     ids = tokenizers[variant].encode(text, add_special_tokens=False)
@@ -241,6 +242,7 @@ def test_settings_of_a_directory(tmp_path: Path) -> None:
         load_tokenizer(directory(tmp_path, trained("llama"), settings))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.binary(max_size=8))
 def test_damaged_models_give_one_error(
     tmp_path_factory: pytest.TempPathFactory, at: int, junk: bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
@@ -22,6 +22,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
     return None
 
 
+@settings(deadline=None)
 @given(st.lists(LETTERS, max_size=6), STOPS, st.booleans())
 @example(["ab", "ab", "ac"], ["abac"], False)
 @example(["aab"], ["b", "ab"], True)
