@@ -105,6 +105,7 @@ WORKSHOP = """\
 {{ -3 % 5 }}
 {{ (messages[0].content or '')|replace('e', 'EE')|indent(4) }} {{ 'x'.center(9, '*') }}
 {{ 'a,b'.split(',') }} {{ "**%s** %5.1f" % ('x', 2) }} {{ 'x'|truncate(20000) }}
+{{ '%(a)s %(b)5d' % {'a': 'x', 'b': 2} }} {{ [[1], [2]]|sum(start=[]) }} {{ 'abc'[1:] }}
 {% filter trim %}  filtered {% endfilter %}
 {% set block %}in {{ messages|length }} block{% endset %}{{ block }}
 {%- for key, value in (messages[0].items()|sort) %}{{ key }}:{{ value }};{% endfor %}
@@ -362,6 +363,9 @@ HOSTILE = {
     "batch": "{{ [1]|batch(1000000000, 0)|list }}",
     "slice": "{{ [1]|slice(1000000000)|list }}",
     "translate": "{{ ('a' * 1000000).translate({97: 'b' * 1000000}) }}",
+    "printf width by name": "{{ '%(a%b)9999999999d' % {'a%b': 1} }}",
+    "slices": "{% set x = 'a' * 9999999 %}{% set l = [] %}" + "{% set y = x[1:] %}" * 20,
+    "sum": "{{ (range(99999)|map('string')|map('list')|list)|sum(start=[]) }}",
     "mapped replace": "{{ ['a' * 999999]|map('replace', 'a', 'b' * 999999)|list }}",
     "encode": "{{ 'a'.encode() }}",
     "lipsum": "{{ lipsum(n=100000) }}",

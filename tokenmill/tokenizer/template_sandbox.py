@@ -38,13 +38,14 @@ MAX_NUMBER_BITS = 1 << 12
 MAX_WIDTH = 10_000
 """Largest number that may be given to what pads, indents or fills up."""
 
-_PRINTF_WIDTH = re.compile(r"%(?:\(.*\))?[^a-zA-Z%]*(?:\*|\d{5,})", re.DOTALL)
+_PRINTF_WIDTH = re.compile(r"%[^a-zA-Z%(]*(?:\*|\d{5,})")
 _FORMAT_WIDTH = re.compile(r"\{[^{}]*(?:\{|\d{5,})")
-"""Formats that pad far, or to a width that is only known when they are used."""
+"""Formats that pad far, or to a width that is only known when they are used. Both take linear time."""
+_LONG_NUMBER = re.compile(r"\d{5}")
 _PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 _PADDING_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "tojson"})
 _REFUSED_METHODS = frozenset({"encode", "maketrans", "to_bytes", "translate"})
-_REFUSED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")
+_REFUSED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _REFUSED_GLOBALS = ("lipsum",)
 
 
@@ -65,7 +66,7 @@ class _Budget:
         self._steps -= 1
         if self._steps < 0:
             raise _OverBudget(f"it takes more than {MAX_STEPS} steps")
-        if not self._steps & 0xFF and time.monotonic() > self._deadline:
+        if not self._steps & 0x1F and time.monotonic() > self._deadline:
             raise _OverBudget(f"it takes more than {MAX_SECONDS:g} seconds")
 
     def produce(self, value: Any) -> Any:
@@ -135,7 +136,8 @@ def _check_width(values: Iterable[Any]) -> None:
 
 
 def _check_printf(template: str) -> None:
-    if _PRINTF_WIDTH.search(template):
+    named = "%(" in template and _LONG_NUMBER.search(template)
+    if named or _PRINTF_WIDTH.search(template):
         raise _OverBudget(f"it pads to more than {MAX_WIDTH} characters")
 
 
@@ -269,6 +271,8 @@ class _Rewriter:
         self.rewrite(value)
         if isinstance(value, nodes.Concat):
             return _filtered(nodes.List(value.nodes, lineno=value.lineno), "_joined")
+        if isinstance(value, nodes.Getitem) and isinstance(value.arg, nodes.Slice):
+            return _filtered(value, "_made")
         stored = isinstance(value, nodes.Tuple) and value.ctx != "load"
         if isinstance(value, nodes.List | nodes.Dict | nodes.Tuple) and not stored:
             return _filtered(value, "_made")
@@ -291,7 +295,7 @@ def _joined(parts: list[Any]) -> str:
 
 
 def _made(value: Any) -> Any:
-    """A list, tuple or object that the template wrote down."""
+    """A list, tuple or object that the template wrote down, or part of a text or list."""
     return _produce(value)
 
 
@@ -320,6 +324,13 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             value = list(value)
             separator = rest[0] if rest else kwargs.get("d", "")
             _check_room(_check_size(value) + _check_size(separator) * len(value))
+            args = (*args[:extra], value, *rest)
+        elif name == "sum":
+            value = list(value)
+            start = kwargs.get("start", rest[1] if len(rest) > 1 else 0)
+            if not isinstance(start, int | float):
+                # Joining lists one after another takes time that grows with the square.
+                _check_entries(len(value) ** 2)
             args = (*args[:extra], value, *rest)
         elif name == "indent":
             text, width = str(value), rest[0] if rest else kwargs.get("width", 4)
