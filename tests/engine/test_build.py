@@ -7,10 +7,10 @@ import pytest
 from tokenmill.config import ComputeConfig
 from tokenmill.engine.build import choose_operators, end_ids, recommended_params
 from tokenmill.engine.sampling_params import SamplingParams
-from tokenmill.engine.threads import ThreadPlan
 from tokenmill.errors import ConfigError
+from tokenmill.hardware import ThreadChoice
 
-ONE = ThreadPlan(1, (), "test")
+ONE = ThreadChoice(1, (), "test")
 
 
 def test_the_first_configuration_that_names_end_tokens_counts() -> None:

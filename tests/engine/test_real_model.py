@@ -17,7 +17,7 @@ from tokenmill.engine.build import assemble, choose_operators
 from tokenmill.engine.core import Engine
 from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.sampling_params import SamplingParams
-from tokenmill.engine.threads import ThreadPlan
+from tokenmill.hardware import ThreadChoice
 from tokenmill.models.registry import build_model
 
 SMALL: dict[str, Any] = {
@@ -77,7 +77,7 @@ def engine_of(
         SchedulerConfig(budget, seqs, 128),
         compute,
     )
-    operators = choose_operators(compute, ThreadPlan(2, (), "test"))
+    operators = choose_operators(compute, ThreadChoice(2, (), "test"))
     model = build_model(
         checkpoint,
         operators.table,

@@ -222,3 +222,32 @@ def test_a_model_that_cannot_be_recorded_is_run() -> None:
     plain = Bench()
     plain.add("a", prompt_of(70), greedy(10))
     assert bench.run()["a"].tokens == plain.run()["a"].tokens
+
+
+def test_a_block_that_is_not_full_is_not_found() -> None:
+    """A request that ends in the middle of its prompt leaves only whole blocks to others."""
+    bench = Bench(max_tokens=24)
+    bench.add("ends", prompt_of(60), greedy(4))
+    bench.step()
+    assert bench.engine.abort("ends")
+    bench.poison()
+    bench.add("next", prompt_of(60), greedy(4))
+    fresh = Bench()
+    fresh.add("next", prompt_of(60), greedy(4))
+    result = bench.run()["next"]
+    assert result.cached == 16
+    assert result.tokens == fresh.run()["next"].tokens
+
+
+def test_answers_are_found_by_the_next_turn() -> None:
+    bench = Bench()
+    bench.add("first", prompt_of(40), greedy(30))
+    answer = bench.run()["first"].tokens
+    turn = prompt_of(40) + answer + prompt_of(7, 5)
+    bench.add("second", turn, greedy(5))
+    # The last token of the answer was never computed: 69 tokens are four whole blocks.
+    result = bench.run()["second"]
+    assert result.cached == 64
+    fresh = Bench()
+    fresh.add("second", turn, greedy(5))
+    assert result.tokens == fresh.run()["second"].tokens

@@ -20,8 +20,8 @@ from tokenmill.engine.runner import Recorder, Runner
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.text import AnswerText, MakeTextStream
-from tokenmill.engine.threads import ThreadPlan, plan_threads
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.hardware import ThreadChoice, choose_threads
 from tokenmill.models.registry import build_model
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
@@ -72,7 +72,7 @@ class BuiltEngine:
     checkpoint: Checkpoint
     memory: MemoryPlan
     operators: Operators
-    threads: ThreadPlan
+    threads: ThreadChoice
     load_s: float
 
 
@@ -88,7 +88,7 @@ class NativeRecorder:
         return run
 
 
-def choose_operators(compute: ComputeConfig, threads: ThreadPlan) -> Operators:
+def choose_operators(compute: ComputeConfig, threads: ThreadChoice) -> Operators:
     """The providers in order of preference, the reference last.
 
     Raises ConfigError for an unknown name.
@@ -117,7 +117,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
     progress: whether downloads show a progress bar. Raises SourceError, CheckpointError or ConfigError.
     """
     started = time.monotonic()
-    threads = plan_threads(config.compute.num_threads)
+    threads = choose_threads(config.compute.num_threads)
     checkpoint = open_checkpoint(resolve(config.load.model, progress=progress))
     operators = choose_operators(config.compute, threads)
     # With native operators, torch only samples: its own threads would spin where ours compute.
