@@ -1,0 +1,186 @@
+"""The HTTP front door: the OpenAI protocol in, engine requests out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tokenmill.server.chat import ChatCompletion
+from tokenmill.server.completions import Completion
+from tokenmill.server.connection import (
+    DONE,
+    ClientGone,
+    EventStream,
+    JsonResponse,
+    event,
+    read_json,
+    while_connected,
+)
+from tokenmill.server.errors import ApiError, api_error
+from tokenmill.server.protocol import (
+    Common,
+    ServingEngine,
+    check_model,
+    read_chat,
+    read_completion,
+)
+
+log = logging.getLogger("tokenmill.server")
+
+MAX_BODY_BYTES = 16 << 20
+CLIENT_CLOSED_REQUEST = 499
+"""What proxies log for a client that has left; nobody receives it."""
+
+
+class Answering(Protocol):
+    """A request under way."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer in pieces."""
+        ...
+
+
+def create_app(
+    engine: ServingEngine, *, model_names: Sequence[str], max_body_bytes: int = MAX_BODY_BYTES
+) -> Starlette:
+    """The application. model_names: what clients may call the model, the first one first.
+
+    Whoever made the engine shuts it down.
+    """
+    if not model_names:
+        raise ValueError("a server needs a name for its model")
+    server = Server(engine, tuple(model_names), max_body_bytes)
+    return Starlette(
+        routes=[
+            Route("/health", answering(server.health)),
+            Route("/v1/models", answering(server.models)),
+            Route("/v1/models/{name:path}", answering(server.model)),
+            Route("/v1/completions", answering(server.completions), methods=["POST"]),
+            Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+class Server:
+    """The endpoints."""
+
+    def __init__(self, engine: ServingEngine, names: tuple[str, ...], max_body_bytes: int) -> None:
+        self._engine = engine
+        self._names = names
+        self._max_body_bytes = max_body_bytes
+        self._created = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine lives, 503 afterwards."""
+        if self._engine.is_dead:
+            return JsonResponse({"status": "dead"}, status_code=503)
+        return JsonResponse({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        """The names of the model."""
+        return JsonResponse({"object": "list", "data": [self._model(name) for name in self._names]})
+
+    async def model(self, request: Request) -> Response:
+        """One of the names."""
+        return JsonResponse(self._model(check_model(request.path_params["name"], self._names)))
+
+    async def completions(self, request: Request) -> Response:
+        """Continuations of prompts."""
+        body = await read_json(request, self._max_body_bytes)
+        parsed = read_completion(body, self._engine.default_sampling_params)
+        model = check_model(parsed.common.model, self._names)
+        return await self._answer(request, parsed.common, Completion(self._engine, parsed, model))
+
+    async def chat(self, request: Request) -> Response:
+        """The next message of a conversation."""
+        body = await read_json(request, self._max_body_bytes)
+        parsed = read_chat(body, self._engine.default_sampling_params)
+        model = check_model(parsed.common.model, self._names)
+        return await self._answer(request, parsed.common, ChatCompletion(self._engine, parsed, model))
+
+    async def _answer(self, request: Request, common: Common, work: Answering) -> Response:
+        if not common.stream:
+            return JsonResponse(await while_connected(request, work.whole()))
+        chunks = work.chunks()
+        try:
+            # Until the first piece is there, an error can still be told by the status.
+            first = await while_connected(request, _next(chunks))
+        except BaseException:
+            await chunks.aclose()
+            raise
+        return EventStream(_events(first, chunks))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokenmill",
+            "max_model_len": self._engine.max_model_len,
+        }
+
+
+def answering(
+    endpoint: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint with its errors turned into answers."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            return _error_response(error)
+
+    return guarded
+
+
+def _error_response(error: Exception) -> Response:
+    answer = api_error(error)
+    if answer.status == 500:
+        log.error("internal error while answering", exc_info=error)
+    return JsonResponse(answer.body(), status_code=answer.status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses: unknown paths and wrong methods."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}: {error.detail}"
+    answer = ApiError(what, status=error.status_code)
+    return JsonResponse(answer.body(), status_code=error.status_code, headers=error.headers)
+
+
+async def _next(chunks: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    return await anext(chunks)
+
+
+async def _events(
+    first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[bytes, None]:
+    """Pieces as events. An error that comes too late for a status is an event of its own."""
+    async with aclosing(chunks):
+        yield event(first)
+        try:
+            async for chunk in chunks:
+                yield event(chunk)
+        except Exception as error:
+            answer = api_error(error)
+            if answer.status == 500:
+                log.error("internal error in a stream", exc_info=error)
+            yield event(answer.body())
+    yield DONE

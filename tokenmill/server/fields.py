@@ -1,0 +1,94 @@
+"""Reads fields of a request body, checking the type of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from tokenmill.server.errors import ApiError
+
+T = TypeVar("T")
+
+
+class Fields:
+    """A JSON object of a request. null counts as absent.
+
+    Every method raises ApiError (400) that names the field if its value is of the wrong type.
+    """
+
+    def __init__(self, values: Any, where: str = "") -> None:
+        if not isinstance(values, dict):
+            raise ApiError(f"{where or 'the body'} must be an object", param=where or None)
+        self._values: Mapping[str, Any] = values
+        self._where = where
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there, with a value other than null."""
+        return self._values.get(name) is not None
+
+    def any(self, name: str) -> Any:
+        """The value as it is; None if absent."""
+        return self._values.get(name)
+
+    def wrong(self, name: str, problem: str) -> ApiError:
+        """The error for a field, to be raised."""
+        full = f"{self._where}.{name}" if self._where else name
+        return ApiError(f"{full} {problem}", param=full)
+
+    def text(self, name: str) -> str | None:
+        """A string."""
+        return self._typed(name, str, "a string")
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self._typed(name, bool, "true or false")
+        return default if value is None else value
+
+    def integer(self, name: str, *, minimum: int | None = None) -> int | None:
+        """A whole number."""
+        value = self._values.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.wrong(name, "must be a whole number")
+        if minimum is not None and value < minimum:
+            raise self.wrong(name, f"must be at least {minimum}, not {value}")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A number."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong(name, "must be a number")
+        return value
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """A JSON object."""
+        return self._typed(name, dict, "an object")
+
+    def array(self, name: str) -> list[Any] | None:
+        """A JSON array."""
+        return self._typed(name, list, "a list")
+
+    def section(self, name: str) -> Fields:
+        """A nested object; an empty one if it is absent."""
+        full = f"{self._where}.{name}" if self._where else name
+        return Fields(self._values.get(name) or {}, full)
+
+    def refuse(
+        self, names: Collection[str], allowed: Collection[Any] = (None, False, [], {}, "")
+    ) -> None:
+        """Refuse fields that would change the answer but can't be obeyed."""
+        for name in names:
+            if self._values.get(name) not in allowed:
+                raise self.wrong(name, "is not supported; leave it out")
+
+    def _typed(self, name: str, kind: type[T], what: str) -> T | None:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(name, f"must be {what}")
+        return value

@@ -1,0 +1,256 @@
+"""Request bodies of the OpenAI API as dataclasses, and the engine that the server needs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenmill.engine.outputs import EngineStats, RequestOutput
+from tokenmill.engine.sampling_params import SamplingParams
+from tokenmill.server.errors import ApiError
+from tokenmill.server.fields import Fields
+from tokenmill.server.sampling import read_sampling
+
+Prompt = str | list[int]
+
+MAX_PROMPTS = 256
+"""Most prompts of one completions request."""
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""Length of completions whose request does not say, as in the OpenAI API."""
+
+
+class ServingTemplate(Protocol):
+    """A chat template; ``tokenmill.tokenizer.ChatTemplate`` is one."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The text of a conversation."""
+        ...
+
+
+class ServingTokenizer(Protocol):
+    """What is needed of a tokenizer; ``tokenmill.tokenizer.Tokenizer`` has it."""
+
+    @property
+    def chat_template(self) -> ServingTemplate | None:
+        """How a conversation is written; None if the model has no template."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token."""
+        ...
+
+
+class ServingEngine(Protocol):
+    """What is needed of an engine; ``AsyncEngine`` has it."""
+
+    @property
+    def tokenizer(self) -> ServingTokenizer | None:
+        """The model's; None if it has none."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether every request fails."""
+        ...
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters of this moment."""
+        ...
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answers as they grow. Leaving the iteration drops the request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Common:
+    """What both kinds of request have.
+
+    model: name asked for, or None. priority: smallest first, if the engine is set up so. cache_salt:
+    only requests with the same one share cached beginnings. include_usage: end a stream with usage.
+    return_token_ids: put token ids beside texts.
+    """
+
+    model: str | None
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    priority: int
+    cache_salt: str | None
+    return_token_ids: bool
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """Body of /v1/completions.
+
+    echo: the prompt is part of the text. scores_only: nothing is to be generated (max_tokens 0), only
+    the prompt is to be echoed.
+    """
+
+    common: Common
+    prompts: tuple[Prompt, ...]
+    echo: bool
+    scores_only: bool
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """Body of /v1/chat/completions. options: further arguments of the chat template."""
+
+    common: Common
+    messages: list[Any]
+    options: dict[str, Any]
+
+
+def read_completion(body: Any, defaults: SamplingParams) -> CompletionRequest:
+    """Raises ApiError (400) naming the field that is wrong."""
+    fields = Fields(body)
+    fields.refuse(("suffix",))
+    echo, stream = fields.flag("echo"), fields.flag("stream")
+    max_tokens = fields.integer("max_tokens", minimum=0)
+    if max_tokens is None:
+        max_tokens = DEFAULT_COMPLETION_TOKENS
+    if max_tokens == 0 and not echo:
+        raise fields.wrong("max_tokens", "must be at least 1, unless echo is set")
+    logprobs = fields.integer("logprobs", minimum=0)
+    more = {"prompt_logprobs": logprobs} if echo and logprobs is not None else {}
+    sampling = read_sampling(
+        fields, defaults, max_tokens=max(max_tokens, 1), logprobs=logprobs, stream=stream, **more
+    )
+    if stream and echo and logprobs is not None:
+        raise fields.wrong("echo", "with logprobs can't be streamed; leave out stream")
+    return CompletionRequest(
+        common=_common(fields, sampling),
+        prompts=_prompts(fields),
+        echo=echo,
+        scores_only=max_tokens == 0,
+    )
+
+
+def read_chat(body: Any, defaults: SamplingParams) -> ChatRequest:
+    """Raises ApiError (400) naming the field that is wrong."""
+    fields = Fields(body)
+    fields.refuse(("functions", "audio", "chat_template", "web_search_options"))
+    fields.refuse(("function_call", "tool_choice"), (None, "none", "auto"))
+    fields.refuse(("modalities",), (None, [], ["text"]))
+    if fields.section("response_format").any("type") not in (None, "text"):
+        raise fields.wrong("response_format", "can only be text; leave it out")
+    messages = fields.array("messages")
+    if not messages:
+        raise fields.wrong("messages", "must be a list with at least one message")
+    if not all(isinstance(message, dict) for message in messages):
+        raise fields.wrong("messages", "must be a list of objects with 'role' and 'content'")
+    max_tokens = fields.integer("max_completion_tokens", minimum=1)
+    if max_tokens is None:
+        max_tokens = fields.integer("max_tokens", minimum=1)
+    top_logprobs = fields.integer("top_logprobs", minimum=0)
+    if top_logprobs and not fields.flag("logprobs"):
+        raise fields.wrong("top_logprobs", "needs logprobs set to true")
+    logprobs = (top_logprobs or 0) if fields.flag("logprobs") else None
+    sampling = read_sampling(
+        fields, defaults, max_tokens=max_tokens, logprobs=logprobs, stream=fields.flag("stream")
+    )
+    continues = fields.flag("continue_final_message")
+    options: dict[str, Any] = dict(fields.object("chat_template_kwargs") or {})
+    taken = {"messages", "tools", "template", "documents"} & options.keys()
+    if taken:
+        raise fields.wrong("chat_template_kwargs", f"must not hold {', '.join(sorted(taken))}")
+    options |= {
+        "tools": None if fields.any("tool_choice") == "none" else fields.array("tools"),
+        "documents": fields.array("documents"),
+        "add_generation_prompt": fields.flag("add_generation_prompt", not continues),
+        "continue_final_message": continues,
+    }
+    return ChatRequest(_common(fields, sampling), messages, options)
+
+
+def _common(fields: Fields, sampling: SamplingParams) -> Common:
+    stream = fields.flag("stream")
+    stream_options = fields.object("stream_options")
+    if stream_options is not None and not stream:
+        raise fields.wrong("stream_options", "needs stream set to true")
+    return Common(
+        model=fields.text("model"),
+        sampling=sampling,
+        stream=stream,
+        include_usage=fields.section("stream_options").flag("include_usage"),
+        priority=fields.integer("priority") or 0,
+        cache_salt=fields.text("cache_salt"),
+        return_token_ids=fields.flag("return_token_ids"),
+    )
+
+
+def _prompts(fields: Fields) -> tuple[Prompt, ...]:
+    """One text, several, one list of token ids, or several."""
+    value = fields.any("prompt")
+    if value is None:
+        raise fields.wrong("prompt", "is missing")
+    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
+    good = isinstance(prompts, list) and all(isinstance(p, str) or _is_ids(p) for p in prompts)
+    if not good or not prompts:
+        raise fields.wrong("prompt", "must be a string, a list of token ids, or a list of those")
+    if len(prompts) > MAX_PROMPTS:
+        raise fields.wrong("prompt", f"must be at most {MAX_PROMPTS} prompts")
+    if any(not prompt for prompt in prompts):
+        raise fields.wrong("prompt", "must not be empty")
+    return tuple(prompts)
+
+
+def _is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+    )
+
+
+def check_model(asked: str | None, names: Sequence[str]) -> str:
+    """The model's name for the answer. Raises ApiError (404) if another one is asked for."""
+    if asked is None or asked == "":
+        return names[0]
+    if asked not in names:
+        raise ApiError(
+            f"there is no model {asked!r} here; this server has {', '.join(names)}",
+            status=404,
+            kind="not_found_error",
+            param="model",
+            code="model_not_found",
+        )
+    return asked

@@ -1,0 +1,96 @@
+"""Sampling parameters of a request body: OpenAI's, and those that vLLM's server adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
+from tokenmill.errors import RequestError
+from tokenmill.server.errors import ApiError
+from tokenmill.server.fields import Fields
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+INTEGERS = ("n", "seed", "top_k", "min_tokens", "prompt_logprobs")
+FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
+LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids")
+
+UNSUPPORTED = (
+    "best_of",
+    "use_beam_search",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "logits_processors",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+)
+"""Fields that would change the answer. Others that are unknown are ignored."""
+
+MAX_CHOICES = 128
+"""Most answers that one request may ask for, as in the OpenAI API."""
+
+
+def read_sampling(
+    fields: Fields,
+    defaults: SamplingParams,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    stream: bool,
+    **more: Any,
+) -> SamplingParams:
+    """Parameters of a request on top of what the model's authors recommend.
+
+    more: further fields of SamplingParams. Raises ApiError (400) naming the field that is wrong.
+    """
+    fields.refuse(UNSUPPORTED, (None, False, 1, [], {}, ""))
+    values: dict[str, Any] = {name: fields.number(name) for name in NUMBERS}
+    values |= {name: fields.integer(name) for name in INTEGERS}
+    values |= {name: fields.flag(name) for name in FLAGS if fields.has(name)}
+    values |= {name: fields.array(name) for name in LISTS}
+    values["stop"] = _stop(fields)
+    values["logit_bias"] = _logit_bias(fields)
+    if (values["n"] or 1) > MAX_CHOICES:
+        raise fields.wrong("n", f"must be at most {MAX_CHOICES}")
+    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    given = {name: value for name, value in values.items() if value is not None}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}
+    try:
+        return replace(defaults, **{**given, **more})
+    except RequestError as error:
+        named = str(error).split(" ", 1)[0]
+        raise ApiError(str(error), param=named if named in given else None) from error
+
+
+def _stop(fields: Fields) -> list[str] | None:
+    value = fields.any("stop")
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise fields.wrong("stop", "must be a string or a list of strings")
+    # Clients send "" for "none".
+    return [text for text in texts if text]
+
+
+def _logit_bias(fields: Fields) -> dict[int, float] | None:
+    found = fields.object("logit_bias")
+    if found is None:
+        return None
+    bias: dict[int, float] = {}
+    for token, value in found.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (token.isascii() and token.isdigit() and len(token) < 12 and number):
+            raise fields.wrong("logit_bias", "must map token ids to numbers")
+        bias[int(token)] = float(value)
+    return bias
