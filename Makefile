@@ -1,0 +1,83 @@
+# make demo   set everything up and have the demo model answer a prompt
+# make test   set everything up and pass the tests
+# Settings: PYTHON=python3.12, PROMPT="...", VENV=.venv
+
+PYTHON ?= python3
+VENV ?= .venv
+PEERS ?= .venv-peers
+PROMPT ?= Why is the sky blue?
+PIP_FLAGS ?= --quiet --disable-pip-version-check
+
+PY := $(VENV)/bin/python
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard tokenmill/csrc/*)
+
+.PHONY: help demo test lint bench bench-peers sanitize clean
+
+help:
+	@echo "make demo         set up, fetch the demo model, and have it answer (PROMPT=\"...\" to ask something else)"
+	@echo "make test         set up everything for tests, and run them all"
+	@echo "make lint         only style and types"
+	@echo "make bench        measure the demo model on this machine (beside peers, if they are installed)"
+	@echo "make bench-peers  install the engines that make bench compares with"
+	@echo "make sanitize     run the native tests under the address and undefined-behaviour sanitizers"
+	@echo "make clean        delete environments and build outputs (downloaded models stay)"
+
+demo: $(VENV)/.installed
+	@$(VENV)/bin/tokenmill run demo "$(PROMPT)" --max-tokens 160
+
+test: lint
+	@$(PY) -m pytest
+
+lint: $(VENV)/.installed-test
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: $(VENV)/.installed
+	@$(PY) bench/compare.py demo --peers-python $(PEERS)/bin/python --output bench/results
+
+bench-peers: $(PEERS)/.installed
+
+sanitize: $(VENV)/.installed-test
+	@if [ -f tests/native/Makefile ]; then \
+	  $(MAKE) -C tests/native PYTHON="$(abspath $(PY))"; \
+	else \
+	  echo "tests/native does not exist: there are no native tests to run"; \
+	fi
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment is complete when its python and its pip run. Where python3-venv is missing, Debian makes
+# half an environment, which must not be taken for a whole one.
+$(VENV)/.created $(PEERS)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "tokenmill needs Python 3.11 or newer as '$(PYTHON)' (make PYTHON=python3.12 names another)." >&2; \
+	  echo "On Debian or Ubuntu: sudo apt install python3 python3-venv python3-dev g++ make" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) can't make virtual environments: its venv module is missing." >&2; \
+	  echo "On Debian or Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || { \
+	  echo "note: there is no C++ compiler, so tokenmill will run on its slow reference operators." >&2; \
+	  echo "On Debian or Ubuntu: sudo apt install g++ python3-dev, then make clean and try again" >&2; }
+	@echo "creating $(@D)"
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(BUILD_INPUTS)
+	@echo "installing tokenmill and building its kernels (a few minutes the first time)"
+	@$(PY) -m pip install $(PIP_FLAGS) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.created $(BUILD_INPUTS)
+	@echo "installing tokenmill with what its tests need (a few minutes the first time)"
+	@$(PY) -m pip install $(PIP_FLAGS) --editable ".[test]"
+	@touch $(VENV)/.installed $@
+
+# llama.cpp is compiled for this very machine, as its users do.
+$(PEERS)/.installed: $(PEERS)/.created
+	@echo "installing llama-cpp-python (compiles for several minutes)"
+	@$(PEERS)/bin/python -m pip install $(PIP_FLAGS) llama-cpp-python
+	@touch $@

@@ -1,0 +1,96 @@
+"""Writes the tables of README.md that follow from the code: models and formats.
+
+    python docs/make_tables.py            rewrite README.md
+    python docs/make_tables.py --check    fail if README.md is out of date
+
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from tokenmill.models.registry import FAMILIES
+from tokenmill.weights.aliases import ALIASES
+from tokenmill.weights.ggml_formats import FORMATS
+
+README = Path(__file__).parent.parent / "README.md"
+
+WEIGHTLESS = ("I8", "I16", "I32", "I64", "F64")
+"""Formats that files hold, but no weights."""
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def models_table() -> str:
+    """Families, by the names that files give them."""
+    rows = [
+        [
+            family.name,
+            ", ".join(f"`{name}`" for name in family.architectures),
+            ", ".join(f"`{name}`" for name in family.gguf) or "-",
+            f"[{Path(family.test).name}]({family.test})",
+        ]
+        for family in FAMILIES
+    ]
+    return table(["family", "config.json", "GGUF", "tested by"], rows)
+
+
+def formats_table() -> str:
+    """Weight formats by kind of file."""
+    gguf = [name for name in FORMATS if name not in WEIGHTLESS]
+    rows = [
+        ["Hugging Face directory (safetensors, sharded or not)", "F32, F16, BF16"],
+        ["GGUF file", ", ".join(gguf)],
+        ["quantised while loading (`--quantization`)", "int8, int4"],
+    ]
+    return table(["checkpoint", "weights"], rows)
+
+
+def aliases_table() -> str:
+    """Models that have short names."""
+    rows = [
+        [f"`{alias.name}`", alias.description, f"{alias.size_bytes / 1e6:.0f} MB"]
+        for alias in ALIASES.values()
+    ]
+    return table(["name", "model", "download"], rows)
+
+
+def with_tables(text: str) -> str:
+    """The text with every table made anew. Raises ValueError if it lacks the marks of one."""
+    tables = {"models": models_table(), "formats": formats_table(), "aliases": aliases_table()}
+    for name, content in tables.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        replaced, count = marked.subn(lambda m, content=content: f"{m[1]}{content}\n{m[2]}", text)
+        if count != 1:
+            raise ValueError(
+                f"README.md must have the marks of the table {name!r} once, not {count} times"
+            )
+        text = replaced
+    return text
+
+
+def main() -> int:
+    """Rewrite or check."""
+    parser = argparse.ArgumentParser(description="Write the tables of README.md.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    args = parser.parse_args()
+    before = README.read_text("utf-8")
+    after = with_tables(before)
+    if args.check:
+        if before != after:
+            print("README.md is out of date: run python docs/make_tables.py", file=sys.stderr)
+        return int(before != after)
+    README.write_text(after, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
