@@ -9,7 +9,6 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
@@ -67,13 +66,11 @@ def with_tables(text: str) -> str:
     """The text with every table made anew. Raises ValueError if it lacks the marks of one."""
     tables = {"models": models_table(), "formats": formats_table(), "aliases": aliases_table()}
     for name, content in tables.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        replaced, count = marked.subn(lambda m, content=content: f"{m[1]}{content}\n{m[2]}", text)
-        if count != 1:
-            raise ValueError(
-                f"README.md must have the marks of the table {name!r} once, not {count} times"
-            )
-        text = replaced
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
+            raise ValueError(f"README.md must have the marks of the table {name!r} once")
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}{content}\n{end}{rest.partition(end)[2]}"
     return text
 
 

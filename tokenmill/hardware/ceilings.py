@@ -75,9 +75,10 @@ def _fastest(work: Callable[[], object], amount: float) -> float:
     """``amount`` per second in the fastest of several runs, after one that warms up."""
     work()
     best = float("inf")
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < SECONDS:
+    begun = ended = time.perf_counter()
+    while best == float("inf") or ended - begun < SECONDS:
         started = time.perf_counter()
         work()
-        best = min(best, time.perf_counter() - started)
-    return amount / best
+        ended = time.perf_counter()
+        best = min(best, ended - started)
+    return amount / max(best, 1e-9)

@@ -94,14 +94,15 @@ class Completion:
             "model": self._model,
         }
 
-    @staticmethod
-    def _base_choice(number: int, text: str, part: CompletionOutput) -> dict[str, Any]:
+    def _base_choice(self, number: int, text: str, part: CompletionOutput) -> dict[str, Any]:
+        # One token was generated although none was asked for; what ended with it did not end the answer.
+        scores_only = self._request.scores_only
         return {
             "index": number,
             "text": text,
             "logprobs": None,
-            "finish_reason": part.finish_reason,
-            "stop_reason": part.stop_reason,
+            "finish_reason": "length" if scores_only else part.finish_reason,
+            "stop_reason": None if scores_only else part.stop_reason,
         }
 
     def _choice(self, index: int, out: RequestOutput, part: CompletionOutput) -> dict[str, Any]:
@@ -109,8 +110,6 @@ class Completion:
         kept = 0 if request.scores_only else len(part.token_ids)
         text = self._echoed(index, out) + ("" if request.scores_only else part.text)
         choice = self._base_choice(index * sampling.n + part.index, text, part)
-        if request.scores_only:
-            choice |= {"finish_reason": "length", "stop_reason": None}
         if sampling.logprobs is not None:
             logprobs, count = LegacyLogprobs(), sampling.logprobs
             if request.echo and out.prompt_logprobs is not None:

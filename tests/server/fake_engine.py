@@ -1,0 +1,151 @@
+"""An engine that writes what the prompt says, and notes what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.engine.outputs import CompletionOutput, EngineStats, Logprob, RequestOutput
+from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
+from tokenmill.errors import EngineDeadError, RequestError
+
+
+class FakeTemplate:
+    """Only the last message counts."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        last = messages[-1]
+        if last.get("role") not in ("user", "assistant", "system"):
+            raise RequestError(f"there is no role {last.get('role')!r}")
+        marks = "+tools" if tools else ""
+        marks += "".join(f"+{name}={value}" for name, value in kwargs.items())
+        return f"{last['content']}{marks}"
+
+
+class FakeTokenizer:
+    """A token is a character's code."""
+
+    def __init__(self, chat_template: FakeTemplate | None) -> None:
+        self.chat_template = chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, token_ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+
+@dataclass
+class Asked:
+    """One call of generate. ended: "finished", or "dropped" if the caller left."""
+
+    prompt: Any
+    params: SamplingParams
+    request_id: str | None
+    priority: int
+    cache_salt: str | None
+    ended: str | None = None
+
+
+@dataclass
+class FakeEngine:
+    """Answers with the prompt's letters, over and over, until max_tokens.
+
+    "!" in a prompt: refused. "?" in a prompt: the engine dies after three tokens. pace: seconds between
+    tokens. 26 stands for the end of an answer that has no limit.
+    """
+
+    pace: float = 0.0
+    is_dead: bool = False
+    max_model_len: int = 1000
+    has_template: bool = True
+    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    asked: list[Asked] = field(default_factory=list)
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        return FakeTokenizer(FakeTemplate() if self.has_template else None)
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        params = sampling_params or self.default_sampling_params
+        call = Asked(prompt, params, request_id, priority, cache_salt)
+        self.asked.append(call)
+        if isinstance(prompt, dict):
+            ids = prompt["prompt_token_ids"]
+        else:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        letters = self.tokenizer.decode(ids)
+        if "!" in letters:
+            raise RequestError("temperature of this prompt is too high")
+        whole: list[list[int]] = [[] for _ in range(params.n)]
+        length = params.max_tokens or 26
+        try:
+            for step in range(length):
+                await asyncio.sleep(self.pace)
+                if "?" in letters and step == 3:
+                    raise EngineDeadError("the engine stopped")
+                for tokens in whole:
+                    tokens.append(ids[step % len(ids)])
+                last = step == length - 1
+                if params.output_kind is RequestOutputKind.DELTA:
+                    yield self._output(ids, params, [tokens[-1:] for tokens in whole], last)
+                elif last:
+                    yield self._output(ids, params, whole, last)
+            call.ended = "finished"
+        finally:
+            call.ended = call.ended or "dropped"
+
+    def _output(
+        self, ids: list[int], params: SamplingParams, parts: list[list[int]], last: bool
+    ) -> RequestOutput:
+        def entry(token: int) -> dict[int, Logprob]:
+            return {
+                token: Logprob(-0.5, 1, chr(token)),
+                token + 1: Logprob(float("-inf"), 2, chr(token + 1)),
+            }
+
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *(entry(token) for token in ids[1:])]
+        return RequestOutput(
+            request_id="",
+            prompt=None,
+            prompt_token_ids=ids,
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text="".join(map(chr, tokens)),
+                    token_ids=tokens,
+                    logprobs=[entry(t) for t in tokens] if params.logprobs is not None else None,
+                    finish_reason="length" if last else None,
+                )
+                for index, tokens in enumerate(parts)
+            ],
+            finished=last,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=1,
+        )
