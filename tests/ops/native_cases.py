@@ -1,4 +1,4 @@
-"""Inputs for comparing native operators with their reference: random checkpoint blocks, caches and steps."""
+"""Inputs for comparing native operators with their reference: checkpoint blocks, caches, steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def count(n: int) -> torch.Tensor:
 def make_step(
     requests: list[tuple[int, int]], blocks: torch.Tensor, max_blocks: int, spare: int = 3
 ) -> StepBuffers:
-    """A step of requests (tokens already cached, tokens now); their blocks are taken from ``blocks``."""
+    """A step of requests (tokens already cached, tokens now), block numbers from ``blocks``."""
     total = sum(now for _, now in requests)
     step = StepBuffers.allocate(
         max_tokens=total + spare,

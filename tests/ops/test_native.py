@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -220,7 +221,7 @@ def attend(
     seed: int,
     chunks: int = 1,
 ) -> torch.Tensor:
-    """Attention outputs of the last tokens of each request, after storing everything before in ``chunks``."""
+    """Attention outputs of all tokens, request by request; the cached ones are stored in ``chunks``."""
     gen = generator(seed)
     width, total = (heads + 2 * kv_heads) * head_dim, [c + n for c, n in requests]
     data = [torch.randn(t, width, generator=gen) for t in total]
@@ -291,13 +292,21 @@ def test_rope_store_and_attention(
     requests: list[tuple[int, int]],
     seed: int,
 ) -> None:
-    shape = dict(
-        heads=group * kv_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype,
-        window=window, softcap=softcap, seed=seed,
-    )  # fmt: skip
-    got = attend(provider.bind, requests, **shape)  # type: ignore[arg-type]
-    want = attend(REFERENCE.bind, requests, **shape)  # type: ignore[arg-type]
-    # A key or value that lands on the other side of a rounding boundary of a 16-bit cache moves by one step.
+    got, want = (
+        attend(
+            make,
+            requests,
+            heads=group * kv_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            window=window,
+            softcap=softcap,
+            seed=seed,
+        )
+        for make in (provider.bind, REFERENCE.bind)
+    )
+    # A key or value on the other side of a rounding boundary of a 16-bit cache moves by one step.
     close(got, want, 2e-5 if dtype is torch.float32 else 5e-3 if dtype is torch.float16 else 4e-2)
 
 
@@ -306,15 +315,21 @@ def test_rope_store_and_attention(
 def test_attention_bits_do_not_depend_on_chunks_company_or_threads(
     provider: NativeProvider, window: int, threads: int
 ) -> None:
-    shape = dict(
-        heads=6, kv_heads=2, head_dim=40, dtype=torch.float16, window=window, softcap=0.0, seed=11
-    )
-    requests = [(700, 1)]
     other, reason = load_provider(threads, kernels=provider.kernels)
     assert other is not None, reason
-    whole = attend(provider.bind, requests, **shape)  # type: ignore[arg-type]
-    chunked = attend(other.bind, requests, chunks=7, **shape)  # type: ignore[arg-type]
-    together = attend(other.bind, [(700, 1), (90, 4)], chunks=3, **shape)  # type: ignore[arg-type]
+    run = partial(
+        attend,
+        heads=6,
+        kv_heads=2,
+        head_dim=40,
+        dtype=torch.float16,
+        window=window,
+        softcap=0.0,
+        seed=11,
+    )
+    whole = run(provider.bind, [(700, 1)])
+    chunked = run(other.bind, [(700, 1)], chunks=7)
+    together = run(other.bind, [(700, 1), (90, 4)], chunks=3)
     assert torch.equal(whole, chunked)
     assert torch.equal(whole, together[:701])
 

@@ -223,7 +223,7 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
     Executor ex(pool, kernels);
     std::vector<float> all;
     auto keep = [&](const std::vector<float>& v) { all.insert(all.end(), v.begin(), v.end()); };
-    const int cols = 256, rows = 21, tokens = 11;
+    const int cols = 256, rows = 18, tokens = 9;
     Generator gen;
     auto reals = [&](size_t n) {
         std::vector<float> v(n);
@@ -250,7 +250,7 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
         ex.linear(a, tokens, "linear");
         keep(out);
     }
-    const int hd = 72, kv_heads = 2, heads = 6, width = (heads + 2 * kv_heads) * hd, context = 300, max_blocks = 24;
+    const int hd = 40, kv_heads = 1, heads = 3, width = (heads + 2 * kv_heads) * hd, context = 264, max_blocks = 24;
     const std::vector<float> inv_freq = reals(18), q_norm = reals(hd), k_norm = reals(hd);
     for (DType dtype : {DType::F32, DType::F16, DType::BF16}) {
         const int64_t block_bytes = int64_t(2) * kv_heads * hd * kBlock * (dtype == DType::F32 ? 4 : 2);

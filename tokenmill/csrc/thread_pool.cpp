@@ -66,6 +66,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(Job job, void* arg) {
+    std::lock_guard<std::mutex> lock(turn_);
     job_ = job;
     arg_ = arg;
     Thread self{*this, 0, count_, epoch_.load(std::memory_order_relaxed)};

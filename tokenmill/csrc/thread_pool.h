@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -40,7 +41,7 @@ public:
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    // Runs job(arg, thread) on every thread and returns when all are done. One caller at a time.
+    // Runs job(arg, thread) on every thread and returns when all are done. Several callers take turns.
     void run(Job job, void* arg);
     int size() const { return count_; }
 
@@ -49,6 +50,7 @@ private:
     void work(int index, int cpu);
 
     int count_;
+    std::mutex turn_;
     std::vector<std::thread> workers_;
     alignas(64) std::atomic<uint32_t> job_number_{0};
     alignas(64) std::atomic<uint32_t> arrived_{0};
