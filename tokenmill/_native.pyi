@@ -1,4 +1,4 @@
-"""Types of the compiled module (csrc/bindings.cpp). Every address is a pointer as an integer; 0 is null."""
+"""Types of the compiled module (csrc/bindings.cpp). Addresses are integers; 0 is null."""
 
 from collections.abc import Sequence
 

@@ -95,7 +95,7 @@ class Completion:
         }
 
     def _base_choice(self, number: int, text: str, part: CompletionOutput) -> dict[str, Any]:
-        # One token was generated although none was asked for; what ended with it did not end the answer.
+        # One token was generated although none was asked for; what it ended did not end the answer.
         scores_only = self._request.scores_only
         return {
             "index": number,

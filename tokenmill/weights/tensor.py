@@ -12,7 +12,7 @@ class RawTensor:
     """Bytes of one tensor, not yet decoded; usually a view of a mapped file.
 
     format: a GGML type name ("F32", "F16", "BF16", "Q4_0", "Q4_K", ...), whatever file it came from.
-    shape: row-major logical shape, as Hugging Face writes it ([out_features, in_features] for a matrix).
+    shape: row-major logical shape, as Hugging Face has it ([out_features, in_features] for a matrix).
     data: uint8, one-dimensional, contiguous; rows of a matrix follow one another.
     """
 
