@@ -76,8 +76,11 @@ $(VENV)/.installed-test: $(VENV)/.created $(BUILD_INPUTS)
 	@$(PY) -m pip install $(PIP_FLAGS) --editable ".[test]"
 	@touch $(VENV)/.installed $@
 
-# llama.cpp is compiled for this very machine, as its users do.
+# llama.cpp is compiled for this very machine, as its users do; but without AMX, which some virtual machines
+# announce and then refuse.
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 $(PEERS)/.installed: $(PEERS)/.created
 	@echo "installing llama-cpp-python (compiles for several minutes)"
-	@$(PEERS)/bin/python -m pip install $(PIP_FLAGS) llama-cpp-python
+	@case "$$(uname -m)" in x86_64) export CFLAGS="$(NO_AMX)" CXXFLAGS="$(NO_AMX)";; esac; \
+	  $(PEERS)/bin/python -m pip install $(PIP_FLAGS) llama-cpp-python
 	@touch $@

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenmill.cli import options
 from tokenmill.cli.figures import size_text
+from tokenmill.cli.libraries import load_libraries
 from tokenmill.cli.usage import positive, positive_list
 
 EPILOG = """\
@@ -60,6 +61,7 @@ def execute(args: argparse.Namespace) -> int:
     args.max_num_seqs = max(args.max_num_seqs, *args.concurrency, 1)
     args.max_batched_tokens = max(args.max_batched_tokens, args.max_num_seqs)
     config = options.engine_config(args)
+    load_libraries()
     from tokenmill.benchmark.measure import BenchmarkPlan, measure
 
     plan = BenchmarkPlan(

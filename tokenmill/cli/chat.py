@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options
 from tokenmill.cli.figures import print_dim
+from tokenmill.cli.libraries import load_libraries
 from tokenmill.cli.run import show
 from tokenmill.errors import EngineDeadError, RequestError
 
 if TYPE_CHECKING:
+    from tokenmill.config import EngineConfig
     from tokenmill.engine.async_engine import AsyncEngine
     from tokenmill.engine.sampling_params import SamplingParams
 
@@ -67,6 +69,12 @@ def execute(args: argparse.Namespace) -> int:
     from tokenmill.engine.sampling_params import SamplingParams
 
     options.sampling_params(args, SamplingParams())  # wrong values are said before the model is loaded
+    load_libraries()
+    _chat(args, config)
+    return 0
+
+
+def _chat(args: argparse.Namespace, config: EngineConfig) -> None:
     from tokenmill.engine.async_engine import AsyncEngine
 
     engine = AsyncEngine.from_config(config)
@@ -83,7 +91,6 @@ def execute(args: argparse.Namespace) -> int:
         converse(engine, params, History(args.system), args.model)
     finally:
         engine.shutdown()
-    return 0
 
 
 def converse(engine: AsyncEngine, params: SamplingParams, history: History, model: str) -> None:

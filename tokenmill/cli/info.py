@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options
 from tokenmill.cli.figures import size_text
+from tokenmill.cli.libraries import load_libraries
 
 if TYPE_CHECKING:
+    from tokenmill.config import EngineConfig
     from tokenmill.engine.build import BuiltEngine
 
 EPILOG = """\
@@ -56,16 +58,20 @@ def execute(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {"machine": machine(args.threads)}
     if args.model is not None:
         config = options.engine_config(args)
-        from tokenmill.engine.build import build_engine
-
-        built = build_engine(config)
-        result["machine"]["threads"] = {"count": built.threads.count, "why": built.threads.why}
-        result["model"] = describe_model(args.model, built)
+        load_libraries()
+        result["model"] = _load_and_describe(args.model, config)
+        result["machine"]["threads"] = result["model"].pop("threads")
     if args.json:
         print(json.dumps(result))
     else:
         print_sections(result)
     return 0
+
+
+def _load_and_describe(name: str, config: EngineConfig) -> dict[str, Any]:
+    from tokenmill.engine.build import build_engine
+
+    return describe_model(name, build_engine(config))
 
 
 def machine(requested_threads: int | None = None) -> dict[str, Any]:
@@ -111,6 +117,7 @@ def describe_model(name: str, built: BuiltEngine) -> dict[str, Any]:
     tokenizer = built.tokenizer
     return {
         "name": name,
+        "threads": {"count": built.threads.count, "why": built.threads.why},
         "path": str(built.checkpoint.path),
         "architecture": (config.get("architectures") or [None])[0],
         "shape": {key: config[key] for key in SHAPE if config.get(key) is not None},

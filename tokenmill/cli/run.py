@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options
 from tokenmill.cli.figures import print_dim
+from tokenmill.cli.libraries import load_libraries
 from tokenmill.cli.usage import UsageError
 
 if TYPE_CHECKING:
+    from tokenmill.config import EngineConfig
     from tokenmill.engine.async_engine import AsyncEngine
     from tokenmill.engine.front import Prompt
 
@@ -65,6 +67,11 @@ def execute(args: argparse.Namespace) -> int:
     from tokenmill.engine.sampling_params import SamplingParams
 
     options.sampling_params(args, SamplingParams())  # wrong values are said before the model is loaded
+    load_libraries()
+    return _run(args, config, text)
+
+
+def _run(args: argparse.Namespace, config: EngineConfig, text: str) -> int:
     from tokenmill.engine.async_engine import AsyncEngine
 
     engine = AsyncEngine.from_config(config)

@@ -8,10 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options
+from tokenmill.cli.libraries import load_libraries
 from tokenmill.cli.usage import port, positive, size
 from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tokenmill.config import EngineConfig
     from tokenmill.engine.async_engine import AsyncEngine
 
 EPILOG = """\
@@ -76,21 +78,26 @@ def execute(args: argparse.Namespace) -> int:
     config = options.engine_config(args)
     listener = listen(args.host, args.port)
     with listener:
-        from tokenmill.engine.async_engine import AsyncEngine
-        from tokenmill.server.app import create_app
-        from tokenmill.server.process import serve
-
-        engine = AsyncEngine.from_config(config)
-        try:
-            names = tuple(args.served_model_name or (args.model,))
-            app = create_app(engine, model_names=names, max_body_bytes=args.max_body)
-            for line in summary(engine, names, listener):
-                print(line, file=sys.stderr)
-            serve(app, listener, shutdown_timeout_s=args.shutdown_timeout, access_log=args.access_log)
-        finally:
-            engine.shutdown()
+        load_libraries()
+        _serve(args, config, listener)
     print("stopped", file=sys.stderr)
     return 0
+
+
+def _serve(args: argparse.Namespace, config: EngineConfig, listener: socket.socket) -> None:
+    from tokenmill.engine.async_engine import AsyncEngine
+    from tokenmill.server.app import create_app
+    from tokenmill.server.process import serve
+
+    engine = AsyncEngine.from_config(config)
+    try:
+        names = tuple(args.served_model_name or (args.model,))
+        app = create_app(engine, model_names=names, max_body_bytes=args.max_body)
+        for line in summary(engine, names, listener):
+            print(line, file=sys.stderr)
+        serve(app, listener, shutdown_timeout_s=args.shutdown_timeout, access_log=args.access_log)
+    finally:
+        engine.shutdown()
 
 
 def listen(host: str, number: int) -> socket.socket:
