@@ -109,7 +109,7 @@ def test_a_message_that_is_refused_is_forgotten(
 
 
 def test_an_engine_that_dies(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert say("what?", "one") == 1
+    assert say("what?", "one", options=("--max-tokens", "9")) == 1
     assert capsys.readouterr().err.endswith("tokenmill: error: the engine stopped\n")
 
 

@@ -44,6 +44,26 @@ def test_the_chat_template_is_used(engine: CliEngine) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--raw", "fake", "ab", "--max-tokens", "1"],
+        ["fake", "--raw", "ab", "--max-tokens", "1"],
+        ["fake", "--raw", "--max-tokens", "1", "ab"],
+        ["--max-tokens", "1", "fake", "--raw", "ab"],
+        ["--max-tokens=1", "--raw", "fake", "--", "ab"],
+    ],
+)
+def test_options_may_stand_anywhere(engine: CliEngine, argv: list[str]) -> None:
+    assert main(["run", *argv]) == 0
+    assert engine.asked[0].prompt == "ab"
+
+
+def test_a_prompt_that_looks_like_an_option(engine: CliEngine) -> None:
+    assert main(["run", "fake", "--raw", "--max-tokens", "1", "--", "--ab"]) == 0
+    assert engine.asked[0].prompt == "--ab"
+
+
 def test_a_model_without_template(engine: CliEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.has_template = False
     assert main(["run", "fake", "ab", "--max-tokens", "1"]) == 0

@@ -48,9 +48,13 @@ def main() -> None:
             tokens.append(token)
             margins.append(round(float(top[1] - top[0]), 4))
             llm.eval([token])
-        cases.append({"prompt": prompt, "prompt_token_ids": ids, "token_ids": tokens, "margins": margins})
+        cases.append(
+            {"prompt": prompt, "prompt_token_ids": ids, "token_ids": tokens, "margins": margins}
+        )
     target = Path(__file__).parent / f"greedy_{name}.json"
-    target.write_text(json.dumps({"made_with": "llama-cpp-python 0.3.36", "cases": cases}, indent=1) + "\n")
+    target.write_text(
+        json.dumps({"made_with": "llama-cpp-python 0.3.36", "cases": cases}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

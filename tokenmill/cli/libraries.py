@@ -9,6 +9,6 @@ def load_libraries() -> None:
     """Import torch, and all that an engine needs.
 
     Call it before the function that makes the engine, not in it: where numpy is missing, torch keeps
-    the frames of its first import alive, and whatever their variables hold, until the process has ended.
+    the frames of its first import alive, and what their variables hold, until the process has ended.
     """
     importlib.import_module("tokenmill.engine.async_engine")

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tokenmill import __version__
 from tokenmill.cli import bench, chat, info, models, pull, run, serve
@@ -38,6 +38,23 @@ class Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
+class CommandParser(Parser):
+    """Lets arguments stand anywhere between options: ``run demo --raw TEXT``. argparse alone would take
+    an optional argument for absent once an option follows the ones before it."""
+
+    _nested = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As ``ArgumentParser`` does."""
+        if self._nested:  # intermixed parsing itself calls this
+            return super().parse_known_args(args, namespace)
+        self._nested = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._nested = False
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = Parser(
@@ -51,7 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
     group = common.add_argument_group("diagnostics")
     group.add_argument("--debug", action="store_true", help="show tracebacks of errors, and log a lot")
     group.add_argument("-v", "--verbose", action="store_true", help="say what is decided while loading")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    commands = parser.add_subparsers(
+        metavar="COMMAND", required=True, title="commands", parser_class=CommandParser
+    )
     for command in COMMANDS:
         command.add_parser(commands, common)
     return parser
