@@ -79,6 +79,10 @@ class FakeEngine:
     def tokenizer(self) -> FakeTokenizer:
         return FakeTokenizer(FakeTemplate() if self.has_template else None)
 
+    def die(self) -> None:
+        """Every request fails, as after a shutdown."""
+        self.is_dead = True
+
     def stats(self) -> EngineStats:
         return EngineStats()
 
@@ -106,7 +110,7 @@ class FakeEngine:
         try:
             for step in range(length):
                 await asyncio.sleep(self.pace)
-                if "?" in letters and step == 3:
+                if self.is_dead or ("?" in letters and step == 3):
                     raise EngineDeadError("the engine stopped")
                 for tokens in whole:
                     tokens.append(ids[step % len(ids)])

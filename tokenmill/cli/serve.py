@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Serves the OpenAI protocol: /v1/models, /v1/completions, /v1/chat/completions, and /health.
-SIGTERM or Ctrl-C lets running requests finish first; a second Ctrl-C does not.
+SIGTERM or Ctrl-C lets running requests finish first; a second Ctrl-C drops them.
 
 examples:
   tokenmill serve demo
@@ -95,7 +95,13 @@ def _serve(args: argparse.Namespace, config: EngineConfig, listener: socket.sock
         app = create_app(engine, model_names=names, max_body_bytes=args.max_body)
         for line in summary(engine, names, listener):
             print(line, file=sys.stderr)
-        serve(app, listener, shutdown_timeout_s=args.shutdown_timeout, access_log=args.access_log)
+        serve(
+            app,
+            listener,
+            drop=engine.shutdown,
+            drain_s=args.shutdown_timeout,
+            access_log=args.access_log,
+        )
     finally:
         engine.shutdown()
 
