@@ -38,12 +38,18 @@ bench: $(VENV)/.installed
 
 bench-peers: $(PEERS)/.installed
 
+# A copy of the package with an instrumented native module, and the tests of the native operators.
 sanitize: $(VENV)/.installed-test
-	@if [ -f tests/native/Makefile ]; then \
-	  $(MAKE) -C tests/native PYTHON="$(abspath $(PY))"; \
-	else \
-	  echo "tests/native does not exist: there are no native tests to run"; \
-	fi
+	@$(PY) -m pip install $(PIP_FLAGS) cmake ninja nanobind
+	@$(VENV)/bin/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
+	  -DCMAKE_BUILD_TYPE=None -DTOKENMILL_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+	@$(VENV)/bin/cmake --build build/sanitize
+	@rm -rf build/sanitize/copy && mkdir build/sanitize/copy
+	@cp -r tokenmill tests pyproject.toml build/sanitize/copy
+	@rm -f build/sanitize/copy/tokenmill/_native*.so && cp build/sanitize/_native*.so build/sanitize/copy/tokenmill
+	@cd build/sanitize/copy && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libubsan.so)" \
+	  $(abspath $(PY)) -m pytest -p no:cacheprovider --timeout 1200 tests/ops/test_native.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

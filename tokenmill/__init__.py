@@ -18,7 +18,12 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 def __getattr__(name: str) -> object:
     if name == "LLM":
-        from tokenmill.llm import LLM
+        import warnings
+
+        with warnings.catch_warnings():
+            # torch tells that numpy is missing; nothing here needs it
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            from tokenmill.llm import LLM
 
         return LLM
     if name == "SamplingParams":

@@ -44,6 +44,9 @@ const Kernels& kernels_named(const std::string& name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // Where numpy is missing, torch keeps the frames of its first import until the process ends, and with them whatever
+    // they refer to; nanobind would report that as a leak.
+    nb::set_leak_warnings(false);
     m.doc() = "Native operators of tokenmill; called through tokenmill.ops.native.";
 
     nb::class_<ThreadPool>(m, "ThreadPool")
