@@ -53,6 +53,9 @@ class MemoryCheckpoint:
     def get(self, name: str) -> RawTensor:
         return self.tensors[name]
 
+    def drop_pages(self) -> None:
+        """There is no file behind the tensors."""
+
     def close(self) -> None:
         self.tensors.clear()
 

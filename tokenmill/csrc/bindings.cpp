@@ -148,7 +148,12 @@ NB_MODULE(_native, m) {
     });
     m.def("available_kernels", &available_kernels);
     m.def("self_check", &self_check, nb::call_guard<nb::gil_scoped_release>());
-    m.def("measure_read_bandwidth", &measure_read_bandwidth, nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "measure_read_bandwidth",
+        [](ThreadPool& pool, const std::string& kernels, size_t bytes) {
+            return measure_read_bandwidth(pool, kernels_named(kernels), bytes);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
     m.def(
         "measure_fp32", [](ThreadPool& pool, const std::string& kernels) { return measure_fp32(pool, kernels_named(kernels)); },
         nb::call_guard<nb::gil_scoped_release>());

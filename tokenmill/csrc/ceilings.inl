@@ -46,3 +46,18 @@ static double int8_operations(int rounds) {
     return double(rounds) * 16 * 2;
 #endif
 }
+
+static int32_t read_bytes(const uint8_t* data, size_t bytes) {
+    constexpr int N = 8;
+    I sums[N];
+    for (I& s : sums) s = iset(0);
+    for (size_t i = 0; i < bytes; i += N * 64)
+        for (int n = 0; n < N; n++) sums[n] = iadd(sums[n], iload((const int32_t*)(data + i) + 16 * n));
+    alignas(64) int32_t lanes[16];
+    uint32_t total = 0;
+    for (I& s : sums) {
+        istore(lanes, s);
+        for (int32_t x : lanes) total += uint32_t(x);
+    }
+    return int32_t(total);
+}

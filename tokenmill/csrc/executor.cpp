@@ -297,24 +297,22 @@ double best_seconds(F&& body) {
 
 }  // namespace
 
-double measure_read_bandwidth(ThreadPool& pool, size_t bytes) {
-    const size_t words = bytes / 8 / 8 * 8;
-    std::vector<uint64_t> data(words, 1);
-    std::vector<uint64_t> sums(size_t(pool.size()) * 8);
+double measure_read_bandwidth(ThreadPool& pool, const Kernels& kernels, size_t bytes) {
+    constexpr size_t kPiece = 512;
+    const size_t pieces = bytes / kPiece;
+    std::vector<int32_t> data(pieces * kPiece / 4, 1);
+    std::vector<int32_t> sums(size_t(pool.size()) * 16);
     const double s = best_seconds([&] {
         on_pool(pool, [&](Thread& t) {
-            const size_t begin = words / 8 * size_t(t.index) / size_t(t.count) * 8;
-            const size_t end = words / 8 * size_t(t.index + 1) / size_t(t.count) * 8;
-            uint64_t acc[8] = {};
-            for (size_t i = begin; i < end; i += 8)
-                for (size_t j = 0; j < 8; j++) acc[j] ^= data[i + j];
-            for (size_t j = 0; j < 8; j++) sums[size_t(t.index) * 8 + j] = acc[j];
+            const size_t begin = pieces * size_t(t.index) / size_t(t.count), end = pieces * size_t(t.index + 1) / size_t(t.count);
+            sums[size_t(t.index) * 16] =
+                kernels.read_bytes(reinterpret_cast<const uint8_t*>(data.data()) + begin * kPiece, (end - begin) * kPiece);
         });
     });
-    uint64_t check = 0;
-    for (uint64_t x : sums) check ^= x;
-    if (check > 1) throw std::logic_error("the bandwidth measurement read wrong data");
-    return double(words * 8) / s;
+    uint32_t total = 0;
+    for (int i = 0; i < pool.size(); i++) total += uint32_t(sums[size_t(i) * 16]);
+    if (total != uint32_t(data.size())) throw std::logic_error("the bandwidth measurement read wrong data");
+    return double(pieces * kPiece) / s;
 }
 
 static double measure_operations(ThreadPool& pool, double (*operations)(int)) {

@@ -65,7 +65,7 @@ const Kernels* find_kernels(const std::string& name);       // null: not built, 
 std::vector<std::string> available_kernels();               // best first
 std::string self_check(const std::string& name);            // empty: agrees with the portable kernels to the bit
 
-double measure_read_bandwidth(ThreadPool& pool, size_t bytes);  // bytes per second
+double measure_read_bandwidth(ThreadPool& pool, const Kernels& kernels, size_t bytes);  // bytes per second
 double measure_fp32(ThreadPool& pool, const Kernels& kernels);  // multiply-adds count as two operations, per second
 double measure_int8(ThreadPool& pool, const Kernels& kernels);
 

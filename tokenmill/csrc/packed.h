@@ -176,6 +176,7 @@ struct Kernels {
     void (*dense)(const DenseArgs&, Thread&);
     double (*fp32_operations)(int rounds);  // runs that many rounds of independent arithmetic, answers the count
     double (*int8_operations)(int rounds);
+    int32_t (*read_bytes)(const uint8_t* data, size_t bytes);  // reads all of it (a multiple of 512), answers a checksum
 };
 
 const Format* find_format(const std::string& name);

@@ -113,7 +113,9 @@ class WeightLoader:
 
         precise: keep at least 8 bits when quantising (embeddings and the output matrix).
         """
-        return self._ops.pack([self._convert(self.raw(name), precise) for name in names])
+        weight = self._ops.pack([self._convert(self.raw(name), precise) for name in names])
+        self._checkpoint.drop_pages()
+        return weight
 
     def vector(self, *names: str) -> torch.Tensor:
         """fp32 [total width] of one or more vectors, one after another."""

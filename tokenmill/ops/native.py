@@ -302,7 +302,7 @@ def measure_ceilings(
     from tokenmill import _native
 
     return {
-        "read_bytes_s": _native.measure_read_bandwidth(provider.pool, buffer_bytes),
+        "read_bytes_s": _native.measure_read_bandwidth(provider.pool, provider.kernels, buffer_bytes),
         "fp32_ops_s": _native.measure_fp32(provider.pool, provider.kernels),
         "int8_ops_s": _native.measure_int8(provider.pool, provider.kernels),
     }

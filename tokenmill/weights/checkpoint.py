@@ -43,6 +43,10 @@ class Checkpoint(Protocol):
         """Gives the mapping up; tensors that were handed out stay valid."""
         ...
 
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; views stay valid."""
+        ...
+
 
 class SafetensorsCheckpoint:
     """A Hugging Face directory: config.json beside safetensors files."""
@@ -72,6 +76,10 @@ class SafetensorsCheckpoint:
     def close(self) -> None:
         """Gives the mappings up; tensors that were handed out stay valid."""
         self._weights.close()
+
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; views stay valid."""
+        self._weights.drop_pages()
 
 
 class GGUFCheckpoint:
@@ -124,6 +132,10 @@ class GGUFCheckpoint:
     def close(self) -> None:
         """Gives the mapping up; tensors that were handed out stay valid."""
         self._file.close()
+
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; views stay valid."""
+        self._file.drop_pages()
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

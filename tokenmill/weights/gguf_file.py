@@ -194,6 +194,10 @@ class GGUFFile:
         """Gives the mapping up; tensors that were handed out stay valid."""
         self._file.close()
 
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; views stay valid."""
+        self._file.drop_pages()
+
 
 class _Reader:
     """Walks over the head of a file."""

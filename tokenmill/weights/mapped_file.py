@@ -62,6 +62,12 @@ class MappedFile:
             self._bytes = torch.frombuffer(self.buffer, dtype=torch.uint8)
         return self._bytes[start:stop]
 
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; what is needed is read again."""
+        # Nothing ever writes to the mapping, so no private page can be lost.
+        if self._bytes is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Gives the mapping up; it goes away with the last tensor that views it."""
         if self._bytes is None:

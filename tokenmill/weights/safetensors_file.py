@@ -108,6 +108,10 @@ class SafetensorsFile:
         """Gives the mapping up; tensors that were handed out stay valid."""
         self._file.close()
 
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; views stay valid."""
+        self._file.drop_pages()
+
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {problem}")
 
@@ -209,6 +213,11 @@ class SafetensorsFolder:
         """Gives the mappings up; tensors that were handed out stay valid."""
         for file in self._files:
             file.close()
+
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory of what was read; views stay valid."""
+        for file in self._files:
+            file.drop_pages()
 
     def _open(self, path: Path) -> SafetensorsFile:
         file = SafetensorsFile(path)
