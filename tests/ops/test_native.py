@@ -340,17 +340,17 @@ def test_linear_bits_do_not_depend_on_batch_width_or_threads(
 ) -> None:
     gen = generator(6)
     raw = random_matrix(fmt, 50, 512, gen)
-    x = torch.randn(37, 512, generator=gen)
-    want = torch.zeros(37, 50)
-    provider.bind(Linear(provider.pack([raw])))(count(37), x, want)
+    x = torch.randn(75, 512, generator=gen)
+    want = torch.zeros(75, 50)
+    provider.bind(Linear(provider.pack([raw])))(count(75), x, want)
     for threads in (1, 3, 4):
         other, reason = load_provider(threads, kernels=provider.kernels)
         assert other is not None, reason
         linear = other.bind(Linear(other.pack([raw])))
-        for width in (1, 2, 3, 5, 8, 13, 37):
+        for width in (1, 2, 3, 5, 8, 13, 75):
             got = torch.zeros(width, 50)
-            linear(count(width), x[37 - width :].contiguous(), got)
-            assert torch.equal(got, want[37 - width :])
+            linear(count(width), x[75 - width :].contiguous(), got)
+            assert torch.equal(got, want[75 - width :])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -68,6 +68,7 @@ Executor::~Executor() {
     release(scratch_.scale);
     release(scratch_.scaled_sum);
     release(scratch_.sum);
+    release(scratch_.bytes);
     release(attention_scratch_);
 }
 
@@ -83,6 +84,11 @@ void Executor::reserve(size_t rows, size_t cols, size_t attention_floats) {
         scratch_.scale = grow(scratch_.scale, groups);
         scratch_.scaled_sum = grow(scratch_.scaled_sum, groups);
         scratch_.sum = grow(scratch_.sum, 2 * groups);
+    }
+    const size_t tile_cells = size_t(pool_->size()) * kTileRows * cols;
+    if (tile_cells > tile_cells_) {
+        tile_cells_ = tile_cells;
+        scratch_.bytes = grow(scratch_.bytes, tile_cells);
     }
     if (attention_floats > attention_floats_) {
         attention_floats_ = attention_floats;

@@ -89,18 +89,42 @@ TM_INLINE int32_t quad_of(const int8_t* x) {
     return v;
 }
 
+// A tile of 4, 5 or 6 bits with every integer in a byte of its own, laid out as 8 bits are. Many tokens share the cost.
+template <int BITS>
+static void spread_tile(const uint8_t* w, int groups, uint8_t* out) {
+    constexpr size_t kBytes = BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
+    for (int g = 0; g < groups; g++, w += kBytes, out += 512) {
+        for (int i = 0; i < 256; i++) {
+            out[i] = w[i] & 15;
+            out[256 + i] = w[i] >> 4;
+        }
+        if constexpr (BITS == 5 || BITS == 6)
+            for (int j = 0; j < 8; j++)
+                for (int r = 0; r < 16; r++) {
+                    uint32_t high, v;
+                    std::memcpy(&high, w + 256 + (BITS == 6 && j >= 4 ? 64 : 0) + 4 * r, 4);
+                    std::memcpy(&v, out + 64 * j + 4 * r, 4);
+                    v |= BITS == 5 ? (high >> j & 0x01010101u) << 4 : (high >> (2 * (j & 3)) & 0x03030303u) << 4;
+                    std::memcpy(out + 64 * j + 4 * r, &v, 4);
+                }
+    }
+}
+
 // dot[t] (columns 0..15 if HALF, else 0..31) and dot2[t] (columns 16..31 if HALF) += exact integer sums of one group.
-template <int BITS, bool HALF, int T>
+// SPREAD: the weights come from spread_tile.
+template <int BITS, bool HALF, bool SPREAD, int T>
 TM_INLINE void group_dot(const uint8_t* w, const int8_t* x, size_t ldx, I* dot, I* dot2) {
 #if TM_AVX512
     const __m512i low = _mm512_set1_epi8(15);
     __m512i hi0 = _mm512_setzero_si512(), hi1 = hi0;
-    if constexpr (BITS >= 5 && BITS < 8) hi0 = _mm512_loadu_si512(w + 256);
-    if constexpr (BITS == 6) hi1 = _mm512_loadu_si512(w + 320);
+    if constexpr (!SPREAD && BITS >= 5 && BITS < 8) hi0 = _mm512_loadu_si512(w + 256);
+    if constexpr (!SPREAD && BITS == 6) hi1 = _mm512_loadu_si512(w + 320);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         __m512i v;
-        if constexpr (BITS == 8) {
+        if constexpr (SPREAD) {
+            v = _mm512_loadu_si512(w + 64 * j);
+        } else if constexpr (BITS == 8) {
             v = _mm512_xor_si512(_mm512_loadu_si512(w + 64 * j), _mm512_set1_epi8(char(0x80)));
         } else {
             v = _mm512_loadu_si512(w + 64 * (j & 3));
@@ -130,7 +154,7 @@ TM_INLINE void group_dot(const uint8_t* w, const int8_t* x, size_t ldx, I* dot, 
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         __m256i va, vb;
-        if constexpr (BITS == 8) {
+        if constexpr (SPREAD || BITS == 8) {
             va = _mm256_loadu_si256((const __m256i*)(w + 64 * j));
             vb = _mm256_loadu_si256((const __m256i*)(w + 64 * j + 32));
         } else {
@@ -164,6 +188,8 @@ TM_INLINE void group_dot(const uint8_t* w, const int8_t* x, size_t ldx, I* dot, 
             }
             sa[t] = j % kept == 0 ? pa : _mm256_add_epi16(sa[t], pa);
             sb[t] = j % kept == 0 ? pb : _mm256_add_epi16(sb[t], pb);
+            // Keeps the sums in two registers; left alone, the compiler computes all products first and spills them.
+            asm volatile("" : "+x"(sa[t]), "+x"(sb[t]));
             if (j % kept == kept - 1) {
                 I& d = HALF && j >= 4 ? dot2[t] : dot[t];
                 d.a = _mm256_add_epi32(d.a, _mm256_madd_epi16(sa[t], ones));
@@ -176,7 +202,9 @@ TM_INLINE void group_dot(const uint8_t* w, const int8_t* x, size_t ldx, I* dot, 
         for (int r = 0; r < 16; r++)
             for (int i = 0; i < 4; i++) {
                 int v;
-                if (BITS == 8) {
+                if (SPREAD) {
+                    v = w[64 * j + 4 * r + i];
+                } else if (BITS == 8) {
                     v = int8_t(w[64 * j + 4 * r + i]);
                 } else {
                     v = w[64 * (j & 3) + 4 * r + i];
@@ -205,9 +233,9 @@ TM_INLINE int reading_offset(int offset) {
 #endif
 }
 
-template <int BITS, bool HALF, bool TWO, bool MIN, int T>
+template <int BITS, bool HALF, bool TWO, bool MIN, bool SPREAD, int T>
 TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int cols, const Scratch& a, int t0, V* acc) {
-    constexpr size_t kBytes = BITS == 8 ? 512 : BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
+    constexpr size_t kBytes = SPREAD || BITS == 8 ? 512 : BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
     const int groups = cols / kGroup;
     const size_t ldx = size_t(cols), ldg = size_t(groups);
     const int8_t* x = a.q + size_t(t0) * ldx;
@@ -222,7 +250,7 @@ TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int co
                 const int32_t* q = sum + size_t(t) * ldg * 2 + 2 * g;
                 dot[t] = iset(off * (q[0] + q[1]));
             }
-            group_dot<BITS, false, T>(w, x, ldx, dot, dot);
+            group_dot<BITS, false, SPREAD, T>(w, x, ldx, dot, dot);
             V scale = vhalf((const uint16_t*)s);
             for (int t = 0; t < T; t++)
                 acc[t] = vfma(vmul(scale, vset(sx[size_t(t) * ldg + size_t(g)])), vtofloat(dot[t]), acc[t]);
@@ -249,7 +277,7 @@ TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int co
                     dot[t] = iset(off * (HALF ? q[0] : q[0] + q[1]));
                     if constexpr (HALF) dot2[t] = iset(off * q[1]);
                 }
-                group_dot<BITS, HALF, T>(w, x, ldx, dot, dot2);
+                group_dot<BITS, HALF, SPREAD, T>(w, x, ldx, dot, dot2);
                 V s0 = vtofloat(ifrom8((const int8_t*)s)), s1 = s0;
                 if constexpr (HALF) s1 = vtofloat(ifrom8((const int8_t*)s + 16));
                 s += kLane;
@@ -322,13 +350,18 @@ struct Output {
     }
 };
 
-template <int BITS, bool HALF, bool TWO, bool MIN, int T>
-static void quant_block(const Segment& s, int tile, int cols, const Scratch& x, int t0, const Output& out) {
-    const Format& f = *s.format;
-    const uint8_t* w = s.data + size_t(tile) * f.tile_bytes(cols);
+// One tile of a segment: its integers (spread out or as packed) and its scales.
+struct QuantTile {
+    const Segment& segment;
+    int tile, cols;
+    const uint8_t *integers, *scales;
+};
+
+template <int BITS, bool HALF, bool TWO, bool MIN, bool SPREAD, int T>
+static void quant_block(const QuantTile& q, const Scratch& x, int t0, const Output& out) {
     V acc[T];
-    quant_tile<BITS, HALF, TWO, MIN, T>(w, w + f.quant_bytes(cols), f.offset, cols, x, t0, acc);
-    for (int t = 0; t < T; t++) out.write(s, tile, t0 + t, acc[t]);
+    quant_tile<BITS, HALF, TWO, MIN, SPREAD, T>(q.integers, q.scales, q.segment.format->offset, q.cols, x, t0, acc);
+    for (int t = 0; t < T; t++) out.write(q.segment, q.tile, t0 + t, acc[t]);
 }
 
 #if TM_AVX512
@@ -336,15 +369,27 @@ constexpr int kTokens = 8;
 #else
 constexpr int kTokens = 4;
 #endif
+constexpr int kSpreadFrom = 48;  // tokens from which spreading a tile out pays
 
 template <int BITS, bool HALF, bool TWO, bool MIN>
 static void quant_tokens(const Segment& s, int tile, int cols, const Scratch& x, int begin, int end, const Output& out) {
+    const Format& f = *s.format;
+    const uint8_t* w = s.data + size_t(tile) * f.tile_bytes(cols);
+    QuantTile q{s, tile, cols, w, w + f.quant_bytes(cols)};
     int t = begin;
-    for (; t + kTokens <= end; t += kTokens) quant_block<BITS, HALF, TWO, MIN, kTokens>(s, tile, cols, x, t, out);
+    if constexpr (BITS < 8) {
+        if (end - begin >= kSpreadFrom) {
+            spread_tile<BITS>(w, cols / kGroup, x.bytes);
+            q.integers = x.bytes;
+            for (; t + kTokens <= end; t += kTokens) quant_block<BITS, HALF, TWO, MIN, true, kTokens>(q, x, t, out);
+            q.integers = w;
+        }
+    }
+    for (; t + kTokens <= end; t += kTokens) quant_block<BITS, HALF, TWO, MIN, false, kTokens>(q, x, t, out);
     if constexpr (kTokens > 4)
-        for (; t + 4 <= end; t += 4) quant_block<BITS, HALF, TWO, MIN, 4>(s, tile, cols, x, t, out);
-    for (; t + 2 <= end; t += 2) quant_block<BITS, HALF, TWO, MIN, 2>(s, tile, cols, x, t, out);
-    for (; t < end; t++) quant_block<BITS, HALF, TWO, MIN, 1>(s, tile, cols, x, t, out);
+        for (; t + 4 <= end; t += 4) quant_block<BITS, HALF, TWO, MIN, false, 4>(q, x, t, out);
+    for (; t + 2 <= end; t += 2) quant_block<BITS, HALF, TWO, MIN, false, 2>(q, x, t, out);
+    for (; t < end; t++) quant_block<BITS, HALF, TWO, MIN, false, 1>(q, x, t, out);
 }
 
 template <DType D, int N, int T>
@@ -409,6 +454,7 @@ static void linear(const LinearArgs& a, Thread& thread) {
     const Matrix& w = *a.weight;
     const size_t width = a.act == Act::None ? size_t(cols) : 2 * size_t(cols);
     Scratch x = a.scratch;
+    x.bytes += size_t(thread.index) * kTileRows * size_t(cols);
     const float* dense_x = a.x;
     const bool rewritten = a.norm || a.act != Act::None || a.row_index;
     auto prologue = [&](int t, const Scratch& to, int slot) {

@@ -88,6 +88,7 @@ struct Scratch {
     float* scale = nullptr;     // [capacity][K / 32]
     float* scaled_sum = nullptr;  // [capacity][K / 32]: scale times the sum of the group's integers
     int32_t* sum = nullptr;     // [capacity][K / 16]: sums of 16 integers
+    uint8_t* bytes = nullptr;   // [threads][16 * K]: one tile with a byte for every integer
 };
 
 struct EmbedArgs {
