@@ -26,6 +26,7 @@ from tokenmill.server.connection import (
     while_connected,
 )
 from tokenmill.server.errors import ApiError, api_error
+from tokenmill.server.fields import Fields
 from tokenmill.server.protocol import (
     Common,
     ServingEngine,
@@ -101,14 +102,14 @@ class Server:
     async def completions(self, request: Request) -> Response:
         """Continuations of prompts."""
         body = await read_json(request, self._max_body_bytes)
-        parsed = read_completion(body, self._engine.default_sampling_params)
+        parsed = read_completion(Fields(body), self._engine.default_sampling_params)
         model = check_model(parsed.common.model, self._names)
         return await self._answer(request, parsed.common, Completion(self._engine, parsed, model))
 
     async def chat(self, request: Request) -> Response:
         """The next message of a conversation."""
         body = await read_json(request, self._max_body_bytes)
-        parsed = read_chat(body, self._engine.default_sampling_params)
+        parsed = read_chat(Fields(body), self._engine.default_sampling_params)
         model = check_model(parsed.common.model, self._names)
         return await self._answer(request, parsed.common, ChatCompletion(self._engine, parsed, model))
 

@@ -139,9 +139,8 @@ class ChatRequest:
     options: dict[str, Any]
 
 
-def read_completion(body: Any, defaults: SamplingParams) -> CompletionRequest:
+def read_completion(fields: Fields, defaults: SamplingParams) -> CompletionRequest:
     """Raises ApiError (400) naming the field that is wrong."""
-    fields = Fields(body)
     fields.refuse(("suffix",))
     echo, stream = fields.flag("echo"), fields.flag("stream")
     max_tokens = fields.integer("max_tokens", minimum=0)
@@ -164,9 +163,8 @@ def read_completion(body: Any, defaults: SamplingParams) -> CompletionRequest:
     )
 
 
-def read_chat(body: Any, defaults: SamplingParams) -> ChatRequest:
+def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
     """Raises ApiError (400) naming the field that is wrong."""
-    fields = Fields(body)
     fields.refuse(("functions", "audio", "chat_template", "web_search_options"))
     fields.refuse(("function_call", "tool_choice"), (None, "none", "auto"))
     fields.refuse(("modalities",), (None, [], ["text"]))
