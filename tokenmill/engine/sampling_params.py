@@ -18,6 +18,27 @@ MAX_LOGPROBS = 1024
 
 MAX_N = 1024
 
+INTEGER_LIMITS: Mapping[str, tuple[int, int | None]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, None),
+    "max_tokens": (1, None),
+    "min_tokens": (0, None),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+"""Least and most of whole numbers; None: as many as you like."""
+
+NUMBER_LIMITS: Mapping[str, tuple[float, float]] = {
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "temperature": (0.0, math.inf),
+    "min_p": (0.0, 1.0),
+}
+"""Least and most of other numbers."""
+
+POSITIVE_LIMITS: Mapping[str, float] = {"repetition_penalty": math.inf, "top_p": 1.0}
+"""Most of numbers that must be above 0."""
+
 
 class RequestOutputKind(Enum):
     """What each output of a stream holds."""
@@ -154,17 +175,9 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", bias)
 
     def _check_integers(self) -> None:
-        limits: list[tuple[str, int, int | None, bool]] = [
-            ("n", 1, MAX_N, False),
-            ("top_k", -1, None, False),
-            ("max_tokens", 1, None, True),
-            ("min_tokens", 0, None, False),
-            ("logprobs", 0, MAX_LOGPROBS, True),
-            ("prompt_logprobs", 0, MAX_LOGPROBS, True),
-        ]
-        for name, least, most, optional in limits:
+        for name, (least, most) in INTEGER_LIMITS.items():
             value = getattr(self, name)
-            if value is None and optional:
+            if value is None and name in ("max_tokens", "logprobs", "prompt_logprobs"):
                 continue
             between = f"at least {least}" if most is None else f"from {least} to {most}"
             _require(
@@ -174,21 +187,14 @@ class SamplingParams:
         _require(self.seed is None or _is_int(self.seed), f"seed must be an integer, not {self.seed!r}")
 
     def _check_numbers(self) -> None:
-        penalties = (-2.0, 2.0)
-        limits: list[tuple[str, float, float]] = [
-            ("presence_penalty", *penalties),
-            ("frequency_penalty", *penalties),
-            ("temperature", 0.0, math.inf),
-            ("min_p", 0.0, 1.0),
-        ]
-        for name, least, most in limits:
+        for name, (least, limit) in NUMBER_LIMITS.items():
             value = getattr(self, name)
-            between = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            between = f"at least {least:g}" if limit == math.inf else f"from {least:g} to {limit:g}"
             _require(
-                _is_number(value) and least <= value <= most,
+                _is_number(value) and least <= value <= limit,
                 f"{name} must be a number, {between}, not {value!r}",
             )
-        for name, limit in (("repetition_penalty", math.inf), ("top_p", 1.0)):
+        for name, limit in POSITIVE_LIMITS.items():
             value = getattr(self, name)
             atmost = "" if limit == math.inf else f" and at most {limit:g}"
             _require(

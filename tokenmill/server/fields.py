@@ -32,7 +32,7 @@ class Fields:
 
     def wrong(self, name: str, problem: str) -> ApiError:
         """The error for a field, to be raised."""
-        full = f"{self._where}.{name}" if self._where else name
+        full = self._full(name)
         return ApiError(f"{full} {problem}", param=full)
 
     def text(self, name: str) -> str | None:
@@ -76,16 +76,24 @@ class Fields:
 
     def section(self, name: str) -> Fields:
         """A nested object; an empty one if it is absent."""
-        full = f"{self._where}.{name}" if self._where else name
-        return Fields(self._values.get(name) or {}, full)
+        values = self._values.get(name)
+        return self._inside(name, {} if values is None else values)
 
     def refuse(
         self, names: Collection[str], allowed: Collection[Any] = (None, False, [], {}, "")
     ) -> None:
         """Refuse fields that would change the answer but can't be obeyed."""
         for name in names:
-            if self._values.get(name) not in allowed:
+            value = self._values.get(name)
+            # Python takes 0 for False and 1 for True.
+            if not any(value == other and type(value) is type(other) for other in allowed):
                 raise self.wrong(name, "is not supported; leave it out")
+
+    def _inside(self, name: str, values: Any) -> Fields:
+        return Fields(values, self._full(name))
+
+    def _full(self, name: str) -> str:
+        return f"{self._where}.{name}" if self._where else name
 
     def _typed(self, name: str, kind: type[T], what: str) -> T | None:
         value = self._values.get(name)
