@@ -27,6 +27,7 @@ from tokenmill.server.connection import (
 )
 from tokenmill.server.errors import ApiError, api_error
 from tokenmill.server.fields import Fields
+from tokenmill.server.openapi.document import document_route
 from tokenmill.server.protocol import (
     Common,
     ServingEngine,
@@ -64,14 +65,15 @@ def create_app(
     if not model_names:
         raise ValueError("a server needs a name for its model")
     server = Server(engine, tuple(model_names), max_body_bytes)
+    routes = [
+        Route("/health", answering(server.health)),
+        Route("/v1/models", answering(server.models)),
+        Route("/v1/models/{name:path}", answering(server.model)),
+        Route("/v1/completions", answering(server.completions), methods=["POST"]),
+        Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
+    ]
     return Starlette(
-        routes=[
-            Route("/health", answering(server.health)),
-            Route("/v1/models", answering(server.models)),
-            Route("/v1/models/{name:path}", answering(server.model)),
-            Route("/v1/completions", answering(server.completions), methods=["POST"]),
-            Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
-        ],
+        routes=[*routes, document_route(routes)],
         exception_handlers={HTTPException: _http_error},
     )
 

@@ -1,0 +1,95 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from tokenmill.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from tokenmill.server.openapi.answers import (
+    CHAT_LOGPROBS,
+    STOP_REASON,
+    TOKEN_IDS,
+    event,
+    finish_reason,
+    head,
+)
+from tokenmill.server.openapi.operation import Answer, Body, Operation
+from tokenmill.server.openapi.sampling import known
+from tokenmill.server.openapi.schemas import (
+    COUNT,
+    NULL,
+    OBJECT,
+    TEXT,
+    array,
+    constant,
+    nullable,
+    record,
+    ref,
+)
+from tokenmill.server.protocol import read_chat
+
+MESSAGE = record({"role": constant("assistant"), "content": nullable(TEXT), "refusal": NULL})
+
+DELTA = record({}, {"role": constant("assistant"), "content": TEXT})
+
+CHOICE = {"index": COUNT, "logprobs": nullable(CHAT_LOGPROBS), "finish_reason": finish_reason()}
+
+WHOLE = record(
+    {
+        **head("chat.completion"),
+        "choices": array(
+            record({**CHOICE, "message": MESSAGE, "stop_reason": STOP_REASON}, {"token_ids": TOKEN_IDS})
+        ),
+        "usage": ref("Usage"),
+    },
+    {"prompt_token_ids": TOKEN_IDS},
+)
+
+CHUNK = record(
+    {
+        **head("chat.completion.chunk"),
+        "choices": array(
+            record({**CHOICE, "delta": DELTA}, {"stop_reason": STOP_REASON, "token_ids": TOKEN_IDS})
+        ),
+    },
+    {"usage": nullable(ref("Usage"))},
+)
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+KNOWN = known(
+    messages={
+        "minItems": 1,
+        "items": OBJECT,
+        "description": "Objects with role and content; the template says which roles there are.",
+    },
+    tools={"description": "Functions, as the template takes them."},
+    documents={"description": "Texts for the template."},
+    chat_template_kwargs={"description": "Further arguments of the template."},
+    add_generation_prompt={"description": "Whether the template begins the answer."},
+    continue_final_message={"description": "Whether the answer goes on where the last message ends."},
+    logprobs={"description": "Whether to give log-probabilities."},
+    top_logprobs={
+        "maximum": MAX_LOGPROBS,
+        "description": "Alternatives at each position; needs logprobs.",
+    },
+    max_tokens={"minimum": 1, "description": "Most tokens of an answer."},
+    **{"response_format.type": {"const": "text"}},
+    max_completion_tokens={"description": "Most tokens of an answer; goes before max_tokens."},
+)
+
+OPERATIONS = (
+    Operation(
+        "/v1/chat/completions",
+        "post",
+        "The next message of a conversation",
+        {200: Answer("The message.", ref("Chat"), event(ref("ChatChunk")))},
+        body=Body(
+            lambda fields: read_chat(fields, SamplingParams()),
+            {"messages": MESSAGES},
+            KNOWN,
+            further=({"messages": MESSAGES, "logprobs": True, "top_logprobs": 1},),
+        ),
+        errors=(400, 404, 413, 500, 503),
+    ),
+)
+
+COMPONENTS = {"Chat": WHOLE, "ChatChunk": CHUNK}
