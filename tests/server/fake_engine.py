@@ -102,11 +102,13 @@ class FakeEngine:
             ids = prompt["prompt_token_ids"]
         else:
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not all(0 <= token < 0x110000 for token in ids):
+            raise RequestError("the prompt has a token id that is not in the vocabulary")
         letters = self.tokenizer.decode(ids)
         if "!" in letters:
             raise RequestError("temperature of this prompt is too high")
         whole: list[list[int]] = [[] for _ in range(params.n)]
-        length = params.max_tokens or 26
+        length = min(params.max_tokens or 26, self.max_model_len)
         try:
             for step in range(length):
                 await asyncio.sleep(self.pace)

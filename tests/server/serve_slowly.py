@@ -9,7 +9,7 @@ from tests.server.fake_engine import FakeEngine
 from tokenmill.server.app import create_app
 from tokenmill.server.process import serve
 
-engine = FakeEngine(pace=0.02)
+engine = FakeEngine(pace=0.02, max_model_len=1_000_000)
 with socket.create_server(("127.0.0.1", 0)) as listener:
     print(listener.getsockname()[1], flush=True)
     serve(

@@ -47,15 +47,24 @@ class Fields:
     def integer(self, name: str, *, minimum: int | None = None) -> int | None:
         """A whole number."""
         value = self._values.get(name)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool):
+        number = whole(value)
+        if number is None:
             raise self.wrong(name, "must be a whole number")
-        if minimum is not None and value < minimum:
-            raise self.wrong(name, f"must be at least {minimum}, not {value}")
-        return value
+        if minimum is not None and number < minimum:
+            raise self.wrong(name, f"must be at least {minimum}, not {number}")
+        return number
+
+    def integers(self, name: str) -> list[int] | None:
+        """A list of whole numbers that are not negative, such as token ids."""
+        found = self._typed(name, list, "a list")
+        if found is None:
+            return None
+        numbers = [number for value in found if (number := whole(value)) is not None and number >= 0]
+        if len(numbers) != len(found):
+            raise self.wrong(name, "must be a list of whole numbers that are not negative")
+        return numbers
 
     def number(self, name: str) -> float | None:
         """A number."""
@@ -100,3 +109,10 @@ class Fields:
         if value is not None and not isinstance(value, kind):
             raise self.wrong(name, f"must be {what}")
         return value
+
+
+def whole(value: Any) -> int | None:
+    """The whole number that a JSON value is (3.0 is one); None if it is something else."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tokenmill.engine.outputs import EngineStats, RequestOutput
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.server.errors import ApiError
-from tokenmill.server.fields import Fields
+from tokenmill.server.fields import Fields, whole
 from tokenmill.server.sampling import read_sampling
 
 Prompt = str | list[int]
@@ -220,9 +220,11 @@ def _prompts(fields: Fields) -> tuple[Prompt, ...]:
     value = fields.any("prompt")
     if value is None:
         raise fields.wrong("prompt", "is missing")
-    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
-    good = isinstance(prompts, list) and all(isinstance(p, str) or _is_ids(p) for p in prompts)
-    if not good or not prompts:
+    alone = _prompt(value)
+    several = [_prompt(entry) for entry in value] if isinstance(value, list) else []
+    found = [alone] if alone is not None else several
+    prompts = [prompt for prompt in found if prompt is not None]
+    if not prompts or len(prompts) < len(found):
         raise fields.wrong("prompt", "must be a string, a list of token ids, or a list of those")
     if len(prompts) > MAX_PROMPTS:
         raise fields.wrong("prompt", f"must be at most {MAX_PROMPTS} prompts")
@@ -231,12 +233,14 @@ def _prompts(fields: Fields) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-def _is_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
-    )
+def _prompt(value: Any) -> Prompt | None:
+    """A text or token ids; None if it is neither."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        return None
+    numbers = [number for entry in value if (number := whole(entry)) is not None]
+    return numbers if len(numbers) == len(value) else None
 
 
 def check_model(asked: str | None, names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ NUMBERS = (
 )
 INTEGERS = ("n", "seed", "top_k", "min_tokens", "prompt_logprobs")
 FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
-LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids")
+TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids")
 
 UNSUPPORTED = (
     "best_of",
@@ -57,7 +57,8 @@ def read_sampling(
     values: dict[str, Any] = {name: fields.number(name) for name in NUMBERS}
     values |= {name: fields.integer(name) for name in INTEGERS}
     values |= {name: fields.flag(name) for name in FLAGS if fields.has(name)}
-    values |= {name: fields.array(name) for name in LISTS}
+    values |= {name: fields.integers(name) for name in TOKEN_LISTS}
+    values["bad_words"] = fields.array("bad_words")
     values["stop"] = _stop(fields)
     values["logit_bias"] = _logit_bias(fields)
     if (values["n"] or 1) > MAX_CHOICES:

@@ -8,7 +8,6 @@ from tokenmill.server.openapi.operation import Answer, Body, Operation
 from tokenmill.server.openapi.sampling import known
 from tokenmill.server.openapi.schemas import (
     COUNT,
-    INTEGER,
     NUMBER,
     TEXT,
     array,
@@ -50,7 +49,7 @@ CHUNK = record(
 )
 
 _TEXT = {**TEXT, "minLength": 1}
-_IDS = array(INTEGER, minItems=1)
+_IDS = array(COUNT, minItems=1)
 
 KNOWN = known(
     prompt={

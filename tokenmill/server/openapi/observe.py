@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.server.fields import Fields
-from tokenmill.server.openapi.schemas import FLAG, INTEGER, NUMBER, OBJECT, TEXT, Schema
+from tokenmill.server.openapi.schemas import COUNT, FLAG, INTEGER, NUMBER, OBJECT, TEXT, Schema, array
 
 
 @dataclass
@@ -51,6 +51,11 @@ class ObservedFields(Fields):
         """See Fields."""
         self._note(name, INTEGER if minimum is None else {**INTEGER, "minimum": minimum})
         return super().integer(name, minimum=minimum)
+
+    def integers(self, name: str) -> list[int] | None:
+        """See Fields."""
+        self._note(name, array(COUNT))
+        return super().integers(name)
 
     def number(self, name: str) -> float | None:
         """See Fields."""

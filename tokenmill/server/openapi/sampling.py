@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tokenmill.engine.sampling_params import INTEGER_LIMITS, NUMBER_LIMITS, POSITIVE_LIMITS
-from tokenmill.server.openapi.schemas import COUNT, NUMBER, TEXT, Schema, array
+from tokenmill.server.openapi.schemas import NUMBER, TEXT, Schema, array
 from tokenmill.server.sampling import MAX_CHOICES
 
 DESCRIPTIONS = {
@@ -55,9 +55,8 @@ def known(**more: Schema) -> dict[str, Schema]:
         "anyOf": [TEXT, array(TEXT)],
         "description": "Texts that end the answer.",
     }
-    found["stop_token_ids"] = {"items": COUNT, "description": "Tokens that end the answer."}
+    found["stop_token_ids"] = {"description": "Tokens that end the answer."}
     found["allowed_token_ids"] = {
-        "items": COUNT,
         "minItems": 1,
         "description": "The only tokens that may follow.",
     }

@@ -1,0 +1,75 @@
+"""The server against its own description: generated requests, good and bad, to a fake engine.
+
+Streams are checked here only for their type; ``test_openapi.py`` reads their pieces.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from tests.server.fake_engine import FakeEngine
+from tokenmill.server.app import create_app
+
+load_all_checks()
+schema = schemathesis.openapi.from_asgi(
+    "/openapi.json", create_app(FakeEngine(), model_names=("fake", "other"))
+)
+
+BETWEEN_FIELDS = (
+    "stream_options needs stream",
+    "top_logprobs needs logprobs",
+    r"max_tokens must be at least 1, unless echo",
+    r"min_tokens \(\d+\) is more than max_tokens",
+    "echo with logprobs can't be streamed",
+)
+"""Why a body may be refused although each of its fields is as described."""
+
+BY_MODEL = ("there is no role", ".* not in the vocabulary", "temperature of this prompt")
+"""What only a model can say, here the fake one."""
+
+
+@schema.parametrize()
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_the_server_does_as_it_says(case: schemathesis.Case) -> None:
+    response = case.call_and_validate(excluded_checks=[positive_data_acceptance])
+    assert case.meta is not None
+    if case.meta.generation.mode.is_positive and response.status_code == 400:
+        message = response.json()["error"]["message"]
+        assert any(re.match(why, message) for why in (*BETWEEN_FIELDS, *BY_MODEL)), message
+
+
+def test_a_document_that_is_wrong_is_noticed() -> None:
+    """The checks bite: the same requests against a document that promises too much."""
+    served = schema.raw_schema
+    wrong = {**served, "paths": {"/v1/models": served["paths"]["/v1/models"]}}
+    wrong["components"] = {}
+    wrong["paths"]["/v1/models"] = {
+        "get": {
+            "responses": {
+                "200": {
+                    "description": "",
+                    "content": {
+                        "application/json": {"schema": {"type": "object", "required": ["nothing"]}}
+                    },
+                }
+            }
+        }
+    }
+    app = create_app(FakeEngine(), model_names=("fake",))
+    loaded = schemathesis.openapi.from_dict(wrong)
+    loaded.app = app
+    case = loaded["/v1/models"]["get"].Case()
+    with pytest.raises(BaseException, match="nothing"):
+        case.call_and_validate()
