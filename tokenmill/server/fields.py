@@ -83,6 +83,11 @@ class Fields:
         """A JSON array."""
         return self._typed(name, list, "a list")
 
+    def objects(self, name: str) -> list[Fields]:
+        """A JSON array of objects; an empty one if it is absent."""
+        values = enumerate(self.array(name) or ())
+        return [Fields(value, f"{self._full(name)}[{number}]") for number, value in values]
+
     def section(self, name: str) -> Fields:
         """A nested object; an empty one if it is absent."""
         values = self._values.get(name)
