@@ -16,7 +16,7 @@ from tests.server.fake_engine import FakeEngine
 
 # Else it asks the network for prices as soon as it is imported.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-import litellm  # noqa: E402
+import litellm
 
 # Of litellm with the newest pydantic.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
