@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 
 import httpx
@@ -102,3 +103,14 @@ def test_a_client_that_leaves_disturbs_nobody() -> None:
             next(response.iter_lines())
         done = httpx.post(f"{address}/v1/completions", json={"prompt": "ab", "max_tokens": 4})
         assert done.json()["choices"][0]["text"] == "abab"
+
+
+def test_a_client_that_sends_too_much_reads_why(engine: FakeEngine) -> None:
+    """It blocks while it sends, and looks for the answer only then."""
+    size = 20 << 20
+    with running(engine) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n\r\n"
+            connection.sendall(head.encode() + b" " * size)
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,6 +17,10 @@ from tokenmill.server.errors import ApiError
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+
+MOST_READ_ON_BYTES = 64 << 20
+MOST_READ_ON_S = 5.0
+"""How much of a body that is too large is read and thrown away, and for how long."""
 
 
 class ClientGone(Exception):
@@ -33,15 +38,18 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         status=413,
         code="body_too_large",
     )
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
-        raise too_large
     body = bytearray()
+    announced = request.headers.get("content-length", "")
     try:
-        async for chunk in request.stream():
+        fits = not (announced.isascii() and announced.isdigit() and int(announced) > max_bytes)
+        stream = request.stream()
+        while fits and (chunk := await anext(stream, None)) is not None:
             body += chunk
-            if len(body) > max_bytes:
-                raise too_large
+            fits = len(body) <= max_bytes
+        if not fits:
+            body.clear()
+            await _read_on(stream)
+            raise too_large
     except ClientDisconnect:
         raise ClientGone from None
     try:
@@ -50,6 +58,21 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         raise ApiError("the body is nested too deeply") from None
     except ValueError as error:  # also what is not UTF-8
         raise ApiError(f"the body is not valid JSON: {error}") from None
+
+
+async def _read_on(stream: AsyncIterator[bytes]) -> None:
+    """Let a client go on sending for a while.
+
+    If the connection were closed at once, a client in the middle of its body would see it break, and
+    never read why.
+    """
+    left = MOST_READ_ON_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MOST_READ_ON_S):
+            async for chunk in stream:
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def _no_constant(name: str) -> NoReturn:
