@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.engine.fake_model import Bench, prompt_of
 from tokenmill.engine.sampling_params import SamplingParams
-from tokenmill.errors import RequestError
+from tokenmill.errors import ConfigError, RequestError
 
 
 def greedy(max_tokens: int, **kwargs: Any) -> SamplingParams:
@@ -195,12 +196,12 @@ def test_a_recorded_program_is_recorded_once_and_replayed() -> None:
         def record(self, forward: Any) -> Any:
             self.recorded += 1
 
-            def replay() -> None:
+            def run() -> None:
                 self.replayed += 1
                 forward()
 
             forward()
-            return replay
+            return SimpleNamespace(run=run)
 
     plain = Bench()
     recorder = Recorder()
@@ -210,6 +211,23 @@ def test_a_recorded_program_is_recorded_once_and_replayed() -> None:
     assert recording.run()["a"].tokens == plain.run()["a"].tokens
     assert recorder.recorded == 1
     assert recorder.replayed == recording.num_steps
+
+
+def test_the_clock_counts_every_part_of_a_step() -> None:
+    bench = Bench()
+    bench.add("a", prompt_of(70), greedy(10))
+    bench.run()
+    parts = bench.engine.runner.clock.total_ns
+    assert set(parts) == {"schedule", "fill", "forward", "sample", "append"}
+    assert all(spent > 0 for spent in parts.values())
+
+
+def test_only_recorded_steps_can_be_profiled() -> None:
+    bench = Bench()
+    bench.add("a", prompt_of(70), greedy(2))
+    bench.run()
+    with pytest.raises(ConfigError, match="only native operators can be profiled"):
+        bench.engine.runner.profile()
 
 
 def test_a_model_that_cannot_be_recorded_is_run() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,8 +65,15 @@ class Prompts:
         return [self._random.randrange(self._vocab_size) for _ in range(length)]
 
 
-async def trace(engine: BenchmarkedEngine, prompt: list[int], gen_tokens: int) -> Trace:
-    """Send one request; it gets exactly ``gen_tokens`` tokens, greedily."""
+async def trace(
+    engine: BenchmarkedEngine,
+    prompt: list[int],
+    gen_tokens: int,
+    on_output: Callable[[], None] = lambda: None,
+) -> Trace:
+    """Send one request; it gets exactly ``gen_tokens`` tokens, greedily. on_output: called whenever
+    tokens came.
+    """
     params = SamplingParams(
         temperature=0.0,
         max_tokens=gen_tokens,
@@ -78,14 +85,20 @@ async def trace(engine: BenchmarkedEngine, prompt: list[int], gen_tokens: int) -
     times: list[float] = []
     async for out in engine.generate(prompt, params):
         times += [time.perf_counter()] * len(out.outputs[0].token_ids)
+        on_output()
     return Trace(sent, tuple(times))
 
 
 async def run_at_once(
-    engine: BenchmarkedEngine, prompts: Sequence[list[int]], gen_tokens: int
+    engine: BenchmarkedEngine,
+    prompts: Sequence[list[int]],
+    gen_tokens: int,
+    on_output: Callable[[], None] = lambda: None,
 ) -> list[Trace]:
-    """Send all prompts at the same moment."""
-    return list(await asyncio.gather(*(trace(engine, prompt, gen_tokens) for prompt in prompts)))
+    """Send all prompts at the same moment. on_output: called whenever tokens came."""
+    return list(
+        await asyncio.gather(*(trace(engine, prompt, gen_tokens, on_output) for prompt in prompts))
+    )
 
 
 def summarise(traces: Sequence[Trace], prompt_tokens: int) -> Run:

@@ -16,6 +16,7 @@ from tokenmill.errors import ConfigError
 if TYPE_CHECKING:
     from tokenmill.config import EngineConfig
     from tokenmill.engine.async_engine import AsyncEngine
+    from tokenmill.engine.build import BuiltEngine
     from tokenmill.hardware.ceilings import Ceilings
 
 
@@ -48,18 +49,12 @@ def measure(
     engine = AsyncEngine.from_config(config)
     load_s = time.perf_counter() - started
     try:
-        longest = plan.prompt_tokens + plan.gen_tokens
-        if longest > engine.max_model_len:
-            raise ConfigError(
-                f"prompt and answer have {longest} tokens, but the model serves {engine.max_model_len};"
-                " lower --prompt-tokens or --gen-tokens"
-            )
+        check_lengths(plan.prompt_tokens, plan.gen_tokens, engine.max_model_len)
         result = asyncio.run(_measure_engine(engine, plan, report))
         built = engine.built
         assert built is not None
         threads = built.threads
         work = token_work(built.checkpoint, config.load.quantization)
-        native = built.operators.native is not None
     finally:
         engine.shutdown()
     result = {
@@ -76,15 +71,29 @@ def measure(
     }
     if plan.ceilings:
         report("measuring the machine's ceilings")
-        found = _measure_ceilings(threads.count, threads.cpus, native=native)
-        result["ceilings"] = {
-            "read_bytes_s": found.read_bytes_s,
-            "fp32_ops_s": found.fp32_ops_s,
-            "int8_ops_s": found.int8_ops_s,
-            "measured_by": found.measured_by,
-        }
+        found = measure_ceilings_of(built)
+        result["ceilings"] = ceilings_values(found)
         result["share"] = shares(result, work, found)
     return result
+
+
+def check_lengths(prompt_tokens: int, gen_tokens: int, max_model_len: int) -> None:
+    """Raises ConfigError if prompts and answers of these lengths don't fit the model."""
+    if prompt_tokens + gen_tokens > max_model_len:
+        raise ConfigError(
+            f"prompt and answer have {prompt_tokens + gen_tokens} tokens, but the model serves "
+            f"{max_model_len}; lower --prompt-tokens or --gen-tokens"
+        )
+
+
+def ceilings_values(ceilings: Ceilings) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "read_bytes_s": ceilings.read_bytes_s,
+        "fp32_ops_s": ceilings.fp32_ops_s,
+        "int8_ops_s": ceilings.int8_ops_s,
+        "measured_by": ceilings.measured_by,
+    }
 
 
 async def _measure_engine(
@@ -130,7 +139,8 @@ def shares(result: dict[str, Any], work: TokenWork, ceilings: Ceilings) -> dict[
     }
 
 
-def _measure_ceilings(num_threads: int, cpus: tuple[int, ...], *, native: bool) -> Ceilings:
+def measure_ceilings_of(built: BuiltEngine) -> Ceilings:
+    """What this machine can do with an engine's threads, in native loops if its operators are."""
     from tokenmill.cache.memory import available_memory
     from tokenmill.hardware.ceilings import BUFFER_BYTES, measure_ceilings
     from tokenmill.hardware.topology import read_topology
@@ -139,4 +149,9 @@ def _measure_ceilings(num_threads: int, cpus: tuple[int, ...], *, native: bool) 
     # Twice the largest cache, so that most reads come from memory, but not all of the memory.
     wanted = max(BUFFER_BYTES, 2 * cached)
     buffer_bytes = max(min(wanted, available_memory() // 4), 64 << 20)
-    return measure_ceilings(num_threads, cpus, native=native, buffer_bytes=buffer_bytes)
+    return measure_ceilings(
+        built.threads.count,
+        built.threads.cpus,
+        native=built.operators.native is not None,
+        buffer_bytes=buffer_bytes,
+    )

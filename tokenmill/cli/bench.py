@@ -21,7 +21,12 @@ computing a prompt by arithmetic.
 examples:
   tokenmill bench demo
   tokenmill bench demo --prompt-tokens 128 --gen-tokens 32 --concurrency 1,8 --json
+  tokenmill bench demo --profile
 """
+
+CONCURRENCY = (1, 4, 16)
+PROFILE_CONCURRENCY = (1,)
+"""Requests at once where none are asked for; a table of operators each is much to read."""
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -44,9 +49,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency",
         type=positive_list,
-        default=(1, 4, 16),
         metavar="N,N,...",
-        help="requests at once, one run for each (default: 1,4,16)",
+        help="requests at once, one run for each (default: 1,4,16; with --profile: 1)",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="instead show where the time of a prefill step and of a decode step goes, operator by "
+        "operator",
     )
     parser.add_argument(
         "--no-ceilings", action="store_true", help="don't measure the machine's own limits"
@@ -58,24 +68,31 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.concurrency is None:
+        args.concurrency = PROFILE_CONCURRENCY if args.profile else CONCURRENCY
     args.max_num_seqs = max(args.max_num_seqs, *args.concurrency, 1)
     args.max_batched_tokens = max(args.max_batched_tokens, args.max_num_seqs)
     config = options.engine_config(args)
     load_libraries()
     from tokenmill.benchmark.measure import BenchmarkPlan, measure
-
-    plan = BenchmarkPlan(
-        args.prompt_tokens, args.gen_tokens, args.concurrency, ceilings=not args.no_ceilings
-    )
+    from tokenmill.benchmark.profile import ProfilePlan, profile
 
     def report(text: str) -> None:
         print(f"{text} ...", file=sys.stderr, flush=True)
 
-    result = measure(config, plan, report)
+    if args.profile:
+        result = profile(
+            config, ProfilePlan(args.prompt_tokens, args.gen_tokens, args.concurrency), report
+        )
+    else:
+        plan = BenchmarkPlan(
+            args.prompt_tokens, args.gen_tokens, args.concurrency, ceilings=not args.no_ceilings
+        )
+        result = measure(config, plan, report)
     if args.json:
         print(json.dumps(result))
     else:
-        print("\n".join(lines(result)))
+        print("\n".join(profile_lines(result) if args.profile else lines(result)))
     return 0
 
 
@@ -98,17 +115,7 @@ def lines(result: dict[str, Any]) -> list[str]:
     ]
     ceilings, share = result["ceilings"], result["share"]
     if ceilings is not None:
-        int8 = ceilings["int8_ops_s"]
-        text += [
-            "",
-            f"this machine    reads {ceilings['read_bytes_s'] / 1e9:.1f} GB/s, computes "
-            f"{ceilings['fp32_ops_s'] / 1e9:.0f} GFLOP/s in fp32 and "
-            + (
-                "an unknown number of int8 operations"
-                if int8 is None
-                else f"{int8 / 1e9:.0f} GOP/s in int8"
-            ),
-        ]
+        text += ["", ceilings_line(ceilings)]
         names = {
             "decode_read": "of the read bandwidth while one sequence decodes",
             "prefill_int8": "of the int8 arithmetic while a prompt is computed",
@@ -120,3 +127,60 @@ def lines(result: dict[str, Any]) -> list[str]:
             if share[key] is not None
         ]
     return text
+
+
+def ceilings_line(ceilings: dict[str, Any]) -> str:
+    """The machine's own limits."""
+    int8 = ceilings["int8_ops_s"]
+    return (
+        f"this machine    reads {ceilings['read_bytes_s'] / 1e9:.1f} GB/s, computes "
+        f"{ceilings['fp32_ops_s'] / 1e9:.0f} GFLOP/s in fp32 and "
+        + (
+            "an unknown number of int8 operations"
+            if int8 is None
+            else f"{int8 / 1e9:.0f} GOP/s in int8"
+        )
+    )
+
+
+def profile_lines(result: dict[str, Any]) -> list[str]:
+    """A profile, for people: one table a step."""
+    text = [
+        f"{result['model']}: {result['threads']} threads, kernels {result['kernels']}",
+        ceilings_line(result["ceilings"]),
+    ]
+    for step in result["steps"]:
+        text += ["", *step_lines(step)]
+    return text
+
+
+def step_lines(step: dict[str, Any]) -> list[str]:
+    """One step's operators, the slowest first, and what Python takes."""
+    rows = [*step["operators"], {"name": "all", "calls": "", "share": 1.0, **step}]
+    width = max(len(row["name"]) for row in rows)
+    text = [
+        f"{step['step']}: {_count(step['sequences'], 'sequence')}, {_count(step['tokens'], 'token')}, "
+        f"context {step['context']}: {step['seconds'] * 1000:.3f} ms in the native call",
+        f"{'operator':<{width}} {'calls':>6} {'ms':>9} {'share':>6} {'MB read':>9} {'GB/s':>7} "
+        f"{'GOP/s':>7}  of ceiling",
+    ]
+    text += [
+        f"{row['name']:<{width}} {row['calls']:>6} {row['seconds'] * 1000:>9.3f} {row['share']:>6.1%} "
+        f"{row['bytes_read'] / 1e6:>9.2f} {row['read_bytes_s'] / 1e9:>7.2f} "
+        f"{row['ops_s'] / 1e9:>7.1f}  "
+        + ("-" if row["of_ceiling"] is None else f"{row['of_ceiling']:.0%} {row['bound']}")
+        for row in rows
+    ]
+    python = step["python"]
+    if python is not None:
+        names = ("schedule", "fill", "sample", "append", "other")
+        parts = ", ".join(f"{name} {python[f'{name}_s'] * 1e6:.0f}" for name in names)
+        text.append(
+            f"Python: {python['share']:.1%} of {python['step_s'] * 1000:.3f} ms from step to step "
+            f"(microseconds: {parts})"
+        )
+    return text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

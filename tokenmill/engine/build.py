@@ -16,7 +16,7 @@ from tokenmill.cache.plan import plan_groups
 from tokenmill.config import ComputeConfig, EngineConfig
 from tokenmill.engine.core import Engine, EngineLimits
 from tokenmill.engine.front import Front
-from tokenmill.engine.runner import Recorder, Runner
+from tokenmill.engine.runner import Recorder, Replay, Runner
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.text import AnswerText, MakeTextStream
@@ -82,10 +82,9 @@ class NativeRecorder:
     def __init__(self, provider: NativeProvider) -> None:
         self._provider = provider
 
-    def record(self, forward: Callable[[], object]) -> Callable[[], object] | None:
+    def record(self, forward: Callable[[], object]) -> Replay:
         """The whole step as one native call."""
-        run: Callable[[], object] = self._provider.record(forward).run
-        return run
+        return self._provider.record(forward)
 
 
 def choose_operators(compute: ComputeConfig, threads: ThreadChoice) -> Operators:

@@ -40,7 +40,7 @@ class Engine:
         self, runner: Runner, scheduler: Scheduler, cache: CacheManager, limits: EngineLimits
     ) -> None:
         self.limits = limits
-        self._runner = runner
+        self.runner = runner
         self._scheduler = scheduler
         self._cache = cache
         self._requests: dict[str, Request] = {}
@@ -53,6 +53,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self._scheduler.has_work
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests that have not ended."""
+        return tuple(self._requests)
 
     def stats(self) -> EngineStats:
         """Counters; may be read from any thread."""
@@ -111,13 +116,16 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[TokenOutput]:
         """Advance by one step; what it added to requests that got a token."""
+        clock = self.runner.clock
+        clock.start()
         work = self._scheduler.schedule()
+        clock.lap("schedule")
         if not work:
             if self._scheduler.has_work:
                 raise RuntimeError("the scheduler found nothing to do although requests are waiting")
             return []
         self._steps += 1
-        logits, rows = self._runner.run(work)
+        logits, rows = self.runner.run(work)
         self._note_progress(work)
         final = [entry for entry in rows if self._last_row_samples(entry)]
         for entry in rows:
@@ -128,11 +136,14 @@ class Engine:
         if len(final) < logits.shape[0]:
             logits = logits.index_select(0, torch.tensor([entry.stop - 1 for entry in final]))
         sampled = sampler.sample(logits, [entry.request.sampling for entry in final])
+        clock.lap("sample")
         now = time.monotonic()
-        return [
+        outputs = [
             self._append(entry.request, token, logprobs, now)
             for entry, token, logprobs in zip(final, sampled.tokens, sampled.logprobs, strict=True)
         ]
+        clock.lap("append")
+        return outputs
 
     def _note_progress(self, work: dict[Request, int]) -> None:
         for request, count in work.items():

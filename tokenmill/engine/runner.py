@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,15 +14,30 @@ from tokenmill.cache.plan import CachePlan, blocks_of
 from tokenmill.engine.int_view import int_view
 from tokenmill.engine.request import Request
 from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.engine.step_clock import StepClock
+from tokenmill.errors import ConfigError
+from tokenmill.ops.work import StepShape
 
 if TYPE_CHECKING:
     from tokenmill.models.decoder import Model
 
 
+class Replay(Protocol):
+    """A recorded forward step."""
+
+    def run(self) -> None:
+        """Run it over what the step buffers hold."""
+        ...
+
+    def profile(self) -> list[tuple[str, int]]:
+        """Run it, and return each operator's name and nanoseconds, in order."""
+        ...
+
+
 class Recorder(Protocol):
     """Turns a forward step into one native call."""
 
-    def record(self, forward: Callable[[], object]) -> Callable[[], object] | None:
+    def record(self, forward: Callable[[], object]) -> Replay | None:
         """Notes what ``forward`` would do, without doing it; None if it can't be replayed."""
         ...
 
@@ -78,8 +94,9 @@ class Runner:
         # Which version of whose table each row of the block tables holds.
         self._owners: list[tuple[Request | None, int]] = [(None, -1)] * max_seqs
         self._model = model
+        self.clock = StepClock()
         self._recorder = recorder
-        self._replay: Callable[[], object] | None = None
+        self._replay: Replay | None = None
         self._logits: torch.Tensor | None = None
 
     def run(self, work: dict[Request, int]) -> tuple[torch.Tensor, list[LogitRows]]:
@@ -88,7 +105,9 @@ class Runner:
         Returns logits, fp32 [rows, vocab], valid until the next call, and which rows are whose.
         """
         rows = self._fill(work)
+        self.clock.lap("fill")
         logits = self._forward()
+        self.clock.lap("forward")
         return logits[: rows[-1].stop if rows else 0], rows
 
     def _fill(self, work: dict[Request, int]) -> list[LogitRows]:
@@ -131,13 +150,23 @@ class Runner:
 
     def _forward(self) -> torch.Tensor:
         if self._replay is not None:
-            self._replay()
+            self._replay.run()
         elif self._recorder is not None:
             self._record(self._recorder)
         if self._replay is None:
             self._logits = self._model.forward(self.step, self.caches)
         assert self._logits is not None
         return self._logits
+
+    def last_shape(self) -> StepShape:
+        """How large the last step was."""
+        starts = self._query_start[: self._num_reqs[0] + 1]
+        return StepShape(
+            spans=tuple(
+                (self._positions[start], self._positions[end - 1]) for start, end in pairwise(starts)
+            ),
+            logits=self._num_logits[0],
+        )
 
     def _record(self, recorder: Recorder) -> None:
         """Record the model once, and run this step from the recording."""
@@ -148,7 +177,20 @@ class Runner:
 
         self._replay = recorder.record(forward)
         if self._replay is not None:
-            self._replay()
+            self._replay.run()
+
+    def profile(self) -> list[tuple[str, int]]:
+        """Run the last step's forward again, operator by operator: names and nanoseconds, in order.
+
+        Changes nothing: what a step stores, it stores at the same places. Raises ConfigError if the
+        steps are not recorded.
+        """
+        if self._replay is None:
+            raise ConfigError(
+                "only native operators can be profiled, and this model does not run on them alone; "
+                "'tokenmill info MODEL' says why"
+            )
+        return self._replay.profile()
 
 
 def _layer_caches(plan: CachePlan, pool: torch.Tensor, step: StepBuffers) -> Sequence[LayerCache]:

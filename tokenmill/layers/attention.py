@@ -67,7 +67,9 @@ class AttentionLayer:
         cache_dtype: torch.dtype,
     ) -> None:
         s = shape
-        self._qkv = ops.bind(Linear(weights.qkv, norm=weights.norm, eps=eps, bias=weights.qkv_bias))
+        self._qkv = ops.bind(
+            Linear(weights.qkv, norm=weights.norm, eps=eps, bias=weights.qkv_bias, label="qkv")
+        )
         self._rope_store = ops.bind(
             RopeStore(
                 num_heads=s.num_heads,
@@ -92,7 +94,12 @@ class AttentionLayer:
             )
         )
         self._out = ops.bind(
-            Linear(weights.out, bias=weights.out_bias, accumulate=weights.post_norm is None)
+            Linear(
+                weights.out,
+                bias=weights.out_bias,
+                accumulate=weights.post_norm is None,
+                label="attention out",
+            )
         )
         self._post_norm = None
         if weights.post_norm is not None:

@@ -6,7 +6,7 @@ import torch
 
 from tokenmill.engine.step import StepBuffers
 from tokenmill.layers.scratch import Scratch
-from tokenmill.ops.table import Embed, Linear, OpTable, Weight
+from tokenmill.ops.table import LOGITS, Embed, Linear, OpTable, Weight
 
 
 class Embedding:
@@ -37,7 +37,9 @@ class LMHead:
         softcap: float = 0.0,
         bias: torch.Tensor | None = None,
     ) -> None:
-        self._project = ops.bind(Linear(weight, norm=norm, eps=eps, softcap=softcap, bias=bias))
+        self._project = ops.bind(
+            Linear(weight, norm=norm, eps=eps, softcap=softcap, bias=bias, label=LOGITS)
+        )
         self._out = scratch.get("logits", weight.out_features, rows=max_logits)
 
     def forward(self, hidden: torch.Tensor, step: StepBuffers) -> torch.Tensor:

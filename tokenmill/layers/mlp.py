@@ -34,7 +34,9 @@ class GatedMLP:
         self, ops: OpTable, weights: MLPWeights, scratch: Scratch, *, act: Activation, eps: float
     ) -> None:
         self._gate_up = ops.bind(
-            Linear(weights.gate_up, norm=weights.norm, eps=eps, bias=weights.gate_up_bias)
+            Linear(
+                weights.gate_up, norm=weights.norm, eps=eps, bias=weights.gate_up_bias, label="gate, up"
+            )
         )
         self._down = ops.bind(
             Linear(
@@ -42,6 +44,7 @@ class GatedMLP:
                 act=act,
                 bias=weights.down_bias,
                 accumulate=weights.post_norm is None,
+                label="down",
             )
         )
         self._post_norm = None

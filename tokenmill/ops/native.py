@@ -24,6 +24,7 @@ from tokenmill.ops.table import (
     RmsNorm,
     RopeStore,
     RopeTable,
+    operator_name,
 )
 from tokenmill.weights.tensor import RawTensor
 
@@ -164,7 +165,7 @@ class NativeProvider:
         return embed
 
     def _linear(self, p: Linear) -> Callable[..., None]:
-        weight, call, name = self._matrix(p.weight), self.executor.linear, _linear_name(p)
+        weight, call, name = self._matrix(p.weight), self.executor.linear, operator_name(p)
         norm = _checked(p.norm, p.weight.in_features, "norm")
         bias = _checked(p.bias, p.weight.out_features, "bias")
         eps, softcap, act, accumulate = p.eps, p.softcap, p.act or "", p.accumulate
@@ -252,13 +253,6 @@ class NativeProvider:
     def _matrix(weight: object) -> _native.Matrix:
         assert isinstance(weight, NativeWeight)
         return weight.matrix
-
-
-def _linear_name(p: Linear) -> str:
-    """What profiles call this operator."""
-    before = "norm+" if p.norm is not None else f"{p.act}+" if p.act else ""
-    after = "+add" if p.accumulate else ""
-    return f"{before}linear{after} {p.weight.out_features}x{p.weight.in_features}"
 
 
 def load_provider(

@@ -24,6 +24,9 @@ log = logging.getLogger("tokenmill.ops")
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
+LOGITS = "logits"
+"""The label of the matrix product that runs only over the rows whose logits are wanted."""
+
 
 class Weight(Protocol):
     """A matrix [out_features, in_features] in a provider's own packing."""
@@ -82,6 +85,8 @@ class Linear:
 
     Where the weight is quantised, x' is first quantised to int8 in groups of 32 along K:
     scale = max|x'| / 127, q = round-half-even(x' / scale).
+
+    label: what profiles call it.
     """
 
     op: ClassVar[str] = "linear"
@@ -92,6 +97,7 @@ class Linear:
     bias: torch.Tensor | None = None
     softcap: float = 0.0
     accumulate: bool = False
+    label: str = "linear"
 
 
 @dataclass(frozen=True)
@@ -189,6 +195,8 @@ class OpTable:
     providers: Sequence[Provider]
     chosen: list[tuple[str, str, str]] = field(default_factory=list)
     """(operator, detail, provider) in order of binding; ``tokenmill info`` prints it."""
+    bound: list[OpParams] = field(default_factory=list)
+    """The declarations in order of binding; profiles count their work."""
 
     def bind(self, params: OpParams) -> Callable[..., None]:
         """The operator from the first provider that can run it.
@@ -200,6 +208,7 @@ class OpTable:
             reason = provider.why_not(params)
             if reason is None:
                 self.chosen.append((params.op, describe(params), provider.name))
+                self.bound.append(params)
                 return provider.bind(params)
             reasons.append(f"{provider.name}: {reason}")
         raise LookupError(f"no provider runs {params.op} ({describe(params)}): " + "; ".join(reasons))
@@ -227,3 +236,12 @@ def describe(params: OpParams) -> str:
         if value:
             parts.append(f"{name}={value}")
     return " ".join(map(str, parts))
+
+
+def operator_name(params: OpParams) -> str:
+    """What profiles call an operator; operators of one name are added up."""
+    if not isinstance(params, Linear):
+        return params.op
+    before = "norm + " if params.norm is not None else f"{params.act} + " if params.act else ""
+    after = " + add" if params.accumulate else ""
+    return f"{before}{params.label} {params.weight.out_features}x{params.weight.in_features}{after}"
