@@ -17,7 +17,7 @@ from tokenmill.cache.manager import CacheManager
 from tokenmill.cache.plan import CachePlan, plan_groups
 from tokenmill.cache.spec import BLOCK_SIZE, CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from tokenmill.engine.core import Engine, EngineLimits
-from tokenmill.engine.outputs import PositionLogprobs, TokenOutput
+from tokenmill.engine.outputs import PooledOutput, PositionLogprobs, TokenOutput
 from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.runner import Runner
 from tokenmill.engine.sampling_params import SamplingParams
@@ -26,6 +26,7 @@ from tokenmill.engine.step import LayerCache, StepBuffers
 
 VOCAB = 211
 EOS = 2
+HIDDEN = 12
 NUMBERS = 1021
 
 FULL = FullAttentionSpec(1, 2, torch.float32)
@@ -44,6 +45,7 @@ UNREAD = 0xFF
 
 class FakeModel:
     vocab_size = VOCAB
+    hidden_size = HIDDEN
     max_position = 4096
 
     def __init__(self, specs: list[CacheSpec], max_logits: int) -> None:
@@ -51,6 +53,7 @@ class FakeModel:
         self._logits = torch.zeros(max_logits, VOCAB)
         generator = torch.Generator().manual_seed(7)
         self._table = torch.randn(NUMBERS, VOCAB, generator=generator) * 2
+        self._values: list[int] = []
         self.steps: list[int] = []
 
     def cache_specs(self) -> list[CacheSpec]:
@@ -65,10 +68,15 @@ class FakeModel:
         self._check_offsets(step, owners)
         for cache in caches:
             values = self._layer(cache, values, positions, owners)
+        self._values = values
         rows = step.logit_rows[: int(step.num_logits)].tolist()
         for index, row in enumerate(rows):
             self._logits[index] = self._table[values[row] % NUMBERS] + self._table[values[row] % 1019]
         return self._logits
+
+    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        numbers = [self._values[token] % NUMBERS for token in tokens.tolist()]
+        return self._table[numbers, :HIDDEN]
 
     @staticmethod
     def _check_offsets(step: StepBuffers, owners: list[int]) -> None:
@@ -115,6 +123,7 @@ class Result:
     stop_reason: int | None = None
     cached: int = 0
     token_steps: list[int] = field(default_factory=list)
+    embedding: list[float] | None = None
 
 
 class Bench:
@@ -156,7 +165,7 @@ class Bench:
             max_logits=max_logits,
             policy=policy,
         )
-        limits = EngineLimits(VOCAB, max_model_len)
+        limits = EngineLimits(VOCAB, max_model_len, HIDDEN)
         self.engine = Engine(self.runner, self.scheduler, self.cache, limits)
         self.results: dict[str, Result] = {}
         self.num_steps = 0
@@ -173,17 +182,20 @@ class Bench:
         self.engine.add_request(request)
         self.results[name] = Result()
 
-    def step(self) -> list[TokenOutput]:
+    def step(self) -> list[TokenOutput | PooledOutput]:
         outputs = self.engine.step()
         self.num_steps += 1
         for out in outputs:
             result = self.results[out.request_id]
+            result.cached = out.num_cached_tokens
+            if isinstance(out, PooledOutput):
+                result.embedding = out.embedding
+                continue
             result.tokens += out.token_ids
             result.logprobs += out.logprobs or []
             if out.prompt_logprobs is not None:
                 result.prompt_logprobs = out.prompt_logprobs
             result.reason, result.stop_reason = out.finish_reason, out.stop_reason
-            result.cached = out.num_cached_tokens
             result.token_steps.append(self.num_steps)
         self.poison()
         return outputs

@@ -189,7 +189,7 @@ def assemble(
         max_logits=max_logits,
         policy=config.scheduler.policy,
     )
-    limits = EngineLimits(model.vocab_size, memory.max_model_len)
+    limits = EngineLimits(model.vocab_size, memory.max_model_len, model.hidden_size)
     return Engine(runner, scheduler, cache, limits), memory
 
 

@@ -14,12 +14,14 @@ from tokenmill.engine import sampler
 from tokenmill.engine.outputs import (
     EngineStats,
     FinishReason,
+    PooledOutput,
     PositionLogprobs,
     RequestMetrics,
     TokenOutput,
 )
+from tokenmill.engine.pooling import PoolingState
 from tokenmill.engine.request import EngineRequest, Request
-from tokenmill.engine.runner import LogitRows, Runner
+from tokenmill.engine.runner import Rows, Runner, StepResult
 from tokenmill.engine.sampling_state import SamplingState
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.errors import RequestError
@@ -27,10 +29,13 @@ from tokenmill.errors import RequestError
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """vocab_size: token ids are below it. max_model_len: longest prompt plus answer."""
+    """vocab_size: token ids are below it. max_model_len: longest prompt plus answer. hidden_size: numbers
+    of a prompt's vector.
+    """
 
     vocab_size: int
     max_model_len: int
+    hidden_size: int
 
 
 class Engine:
@@ -80,7 +85,7 @@ class Engine:
         if source.request_id in self._requests:
             raise RequestError(f"request id {source.request_id!r} is in use; choose another")
         params = source.params
-        room = self.limits.max_model_len - len(source.prompt)
+        room = 0 if source.pooling else self.limits.max_model_len - len(source.prompt)
         max_new = room if params.max_tokens is None else min(params.max_tokens, room)
         end_ids = (*source.eos_ids, *(params.stop_token_ids or ()))
         request = Request(
@@ -100,6 +105,7 @@ class Engine:
             stop_ids=frozenset(params.stop_token_ids or ()),
             metrics=RequestMetrics(time.monotonic() if arrival_time is None else arrival_time),
             leader=self._requests.get(source.leader) if source.leader is not None else None,
+            pooling=PoolingState(source.pooling) if source.pooling is not None else None,
         )
         self._scheduler.add(request)
         self._requests[source.request_id] = request
@@ -114,8 +120,8 @@ class Engine:
         return True
 
     @torch.inference_mode()
-    def step(self) -> list[TokenOutput]:
-        """Advance by one step; what it added to requests that got a token."""
+    def step(self) -> list[TokenOutput | PooledOutput]:
+        """Advance by one step; what it added to requests that got a token, and finished vectors."""
         clock = self.runner.clock
         clock.start()
         work = self._scheduler.schedule()
@@ -125,14 +131,16 @@ class Engine:
                 raise RuntimeError("the scheduler found nothing to do although requests are waiting")
             return []
         self._steps += 1
-        logits, rows = self.runner.run(work)
+        result = self.runner.run(work)
+        logits, rows = result.logits, result.logit_rows
         self._note_progress(work)
+        pooled = self._pool(result)
         final = [entry for entry in rows if self._last_row_samples(entry)]
         for entry in rows:
             if entry.request.wants_prompt_logprobs:
                 self._add_prompt_logprobs(logits, entry)
         if not final:
-            return []
+            return pooled
         if len(final) < logits.shape[0]:
             logits = logits.index_select(0, torch.tensor([entry.stop - 1 for entry in final]))
         sampled = sampler.sample(logits, [entry.request.sampling for entry in final])
@@ -143,7 +151,7 @@ class Engine:
             for entry, token, logprobs in zip(final, sampled.tokens, sampled.logprobs, strict=True)
         ]
         clock.lap("append")
-        return outputs
+        return [*outputs, *pooled]
 
     def _note_progress(self, work: dict[Request, int]) -> None:
         for request, count in work.items():
@@ -154,11 +162,38 @@ class Engine:
                 request.blocks, request.tokens, request.num_computed, request.source.cache_extra
             )
 
+    def _pool(self, result: StepResult) -> list[TokenOutput | PooledOutput]:
+        """Take in the hidden states of requests that pool them, and end those that have them all."""
+        outputs: list[TokenOutput | PooledOutput] = []
+        for entry in result.hidden_rows:
+            request = entry.request
+            assert request.pooling is not None and result.hidden is not None
+            request.pooling.add(result.hidden[entry.start : entry.stop])
+            if request.num_computed == len(request.tokens):
+                request.prefilled = True
+                request.metrics.finished_time = time.monotonic()
+                self._finish(request, "stop")
+                outputs.append(
+                    PooledOutput(
+                        request_id=request.request_id,
+                        embedding=request.pooling.result(),
+                        num_cached_tokens=request.num_cached,
+                        metrics=request.metrics,
+                    )
+                )
+        return outputs
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """Forget a request that has ended."""
+        self._scheduler.remove(request)
+        del self._requests[request.request_id]
+        self._finished[reason] += 1
+
     @staticmethod
-    def _last_row_samples(entry: LogitRows) -> bool:
+    def _last_row_samples(entry: Rows) -> bool:
         return entry.request.num_computed == len(entry.request.tokens)
 
-    def _add_prompt_logprobs(self, logits: torch.Tensor, entry: LogitRows) -> None:
+    def _add_prompt_logprobs(self, logits: torch.Tensor, entry: Rows) -> None:
         """Log-probabilities of the prompt tokens that follow this step's positions."""
         request = entry.request
         if not request.prompt_logprobs:
@@ -186,9 +221,7 @@ class Engine:
         reason, stop_reason = self._finish_reason(request, token)
         if reason is not None:
             metrics.finished_time = now
-            self._scheduler.remove(request)
-            del self._requests[request.request_id]
-            self._finished[reason] += 1
+            self._finish(request, reason)
         return TokenOutput(
             request_id=request.request_id,
             token_ids=[token],
@@ -213,12 +246,28 @@ class Engine:
         return None, None
 
 
+def _check_pooling(source: EngineRequest, limits: EngineLimits) -> None:
+    assert source.pooling is not None
+    if len(source.prompt) > limits.max_model_len:
+        raise RequestError(
+            f"the prompt has {len(source.prompt)} tokens, more than max_model_len "
+            f"{limits.max_model_len}; shorten it"
+        )
+    if (source.pooling.dimensions or 0) > limits.hidden_size:
+        raise RequestError(
+            f"dimensions is {source.pooling.dimensions}, but vectors of this model have "
+            f"{limits.hidden_size} numbers; ask for at most that"
+        )
+
+
 def check_request(source: EngineRequest, limits: EngineLimits) -> None:
     """Raises RequestError if a request can't be served by a model of these limits."""
     params, prompt = source.params, source.prompt
     if not prompt:
         raise RequestError("the prompt has no tokens; give at least one")
-    if len(prompt) >= limits.max_model_len:
+    if source.pooling is not None:
+        _check_pooling(source, limits)
+    elif len(prompt) >= limits.max_model_len:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens, which leaves no room for an answer within "
             f"max_model_len {limits.max_model_len}; shorten it"

@@ -51,6 +51,58 @@ class TokenOutput:
     metrics: RequestMetrics
 
 
+@dataclass(slots=True)
+class PooledOutput:
+    """The vector of one request's prompt, which ends the request."""
+
+    request_id: str
+    embedding: list[float]
+    num_cached_tokens: int
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector: fp32 values."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers there are."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The vector of one prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    metrics: RequestMetrics
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How alike two texts are: the cosine of their vectors, -1 to 1."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """The score of one pair. prompt_token_ids: of both texts, one after the other."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """Log-probability of a token, its rank (1 is the most likely) and its text."""

@@ -43,12 +43,26 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True)
-class LogitRows:
-    """Which rows of the step's logits a request has: start to stop, in order of position."""
+class Rows:
+    """Which rows of a step's results a request has: start to stop, in order of position."""
 
     request: Request
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step computed, and which rows are whose.
+
+    logits: fp32 [rows, vocab], valid until the next step. hidden: fp32 [rows, hidden_size], the final
+    hidden states that requests pool; None if none does.
+    """
+
+    logits: torch.Tensor
+    logit_rows: list[Rows]
+    hidden: torch.Tensor | None
+    hidden_rows: list[Rows]
 
 
 class Runner:
@@ -99,21 +113,34 @@ class Runner:
         self._replay: Replay | None = None
         self._logits: torch.Tensor | None = None
 
-    def run(self, work: dict[Request, int]) -> tuple[torch.Tensor, list[LogitRows]]:
-        """Compute the given numbers of tokens of each request.
-
-        Returns logits, fp32 [rows, vocab], valid until the next call, and which rows are whose.
-        """
+    def run(self, work: dict[Request, int]) -> StepResult:
+        """Compute the given numbers of tokens of each request."""
         rows = self._fill(work)
         self.clock.lap("fill")
         logits = self._forward()
         self.clock.lap("forward")
-        return logits[: rows[-1].stop if rows else 0], rows
+        hidden, hidden_rows = self._hidden_states(work)
+        return StepResult(logits[: rows[-1].stop if rows else 0], rows, hidden, hidden_rows)
 
-    def _fill(self, work: dict[Request, int]) -> list[LogitRows]:
+    def _hidden_states(self, work: dict[Request, int]) -> tuple[torch.Tensor | None, list[Rows]]:
+        """Of the tokens of this step that are pooled."""
+        found: list[Rows] = []
+        tokens: list[int] = []
+        at = 0
+        for request, count in work.items():
+            at += count
+            if request.pooling is not None:
+                ends = request.num_computed + count == len(request.tokens)
+                wanted = request.pooling.rows_wanted(count, ends=ends)
+                if wanted:
+                    found.append(Rows(request, len(tokens), len(tokens) + wanted))
+                    tokens += range(at - wanted, at)
+        return self._model.hidden_states(torch.tensor(tokens)) if tokens else None, found
+
+    def _fill(self, work: dict[Request, int]) -> list[Rows]:
         token_ids, positions, token_req = self._token_ids, self._positions, self._token_req
         at = num_logits = 0
-        found: list[LogitRows] = []
+        found: list[Rows] = []
         for row, (request, count) in enumerate(work.items()):
             start, end = request.num_computed, request.num_computed + count
             if count == 1:
@@ -127,9 +154,9 @@ class Runner:
             self._query_start[row] = at
             at += count
             wanted = count if request.wants_prompt_logprobs else int(end == len(request.tokens))
-            if wanted:
+            if wanted and request.pooling is None:
                 self._logit_rows[num_logits : num_logits + wanted] = self._counting[at - wanted : at]
-                found.append(LogitRows(request, num_logits, num_logits + wanted))
+                found.append(Rows(request, num_logits, num_logits + wanted))
                 num_logits += wanted
             self._set_tables(row, request)
         self._query_start[len(work)] = at

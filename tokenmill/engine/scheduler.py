@@ -140,9 +140,7 @@ class Scheduler:
         self._tokens_left += self._work.pop(victim, 0)
         self.running.remove(victim)
         self._cache.release(victim.blocks)
-        victim.num_computed = 0
-        if victim.wants_prompt_logprobs:
-            victim.prompt_logprobs.clear()
+        victim.start_over()
         self.num_preemptions += 1
         self._wait(victim)
 
@@ -200,7 +198,7 @@ class Scheduler:
 
     def _find_cached(self, request: Request) -> PrefixHit | None:
         """What need not be computed. The last token always is: its logits are needed."""
-        if request.wants_prompt_logprobs:
+        if request.needs_every_token:
             return None
         return self._cache.lookup(request.tokens, len(request.tokens) - 1, request.source.cache_extra)
 

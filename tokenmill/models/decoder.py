@@ -22,7 +22,7 @@ from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.loader import WeightLoader
-from tokenmill.ops.table import Activation, OpTable
+from tokenmill.ops.table import Activation, OpTable, RmsNorm
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -41,6 +41,7 @@ class Model(Protocol):
     """What the engine needs of a model."""
 
     vocab_size: int
+    hidden_size: int
     max_position: int
 
     def cache_specs(self) -> list[CacheSpec]:
@@ -49,6 +50,13 @@ class Model(Protocol):
 
     def forward(self, step: StepBuffers, caches: Sequence[LayerCache]) -> torch.Tensor:
         """fp32 [max_logits, vocab_size]; the first num_logits rows are this step's."""
+        ...
+
+    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """After a forward step, what its logits are computed from: fp32 [n, hidden_size].
+
+        tokens: int64 [n], places in the flat batch.
+        """
         ...
 
 
@@ -252,6 +260,7 @@ class Decoder:
         logit_softcap: float = 0.0,
     ) -> None:
         self.vocab_size = dims.vocab_size
+        self.hidden_size = dims.hidden_size
         self.max_position = max_position
         scratch = Scratch(context.max_tokens)
         embedding = context.weights.linear(EMBEDDING, precise=True)
@@ -280,6 +289,9 @@ class Decoder:
             max_logits=context.max_logits,
             softcap=logit_softcap,
         )
+        # The last layer leaves the residual stream here, and the logits are read from it.
+        self._residual = scratch.get("hidden", dims.hidden_size)
+        self._final_norm = context.ops.bind(RmsNorm(final_norm, dims.eps))
 
     def cache_specs(self) -> list[CacheSpec]:
         """What each layer remembers, in order."""
@@ -293,3 +305,13 @@ class Decoder:
         for layer, cache in zip(self._layers, caches, strict=True):
             layer.forward(hidden, step, cache)
         return self._head.forward(hidden, step)
+
+    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """After a forward step, its final normalised hidden states: fp32 [len(tokens), hidden_size].
+
+        tokens: int64 [n], places in the flat batch. Not part of a recorded step, since few need it.
+        """
+        residual = self._residual.index_select(0, tokens)
+        out = torch.empty_like(residual)
+        self._final_norm(torch.tensor([tokens.numel()], dtype=torch.int32), residual, out)
+        return out
