@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.benchmark.load import Prompts, Trace, run_at_once, run_values, summarise, trace
-from tokenmill.benchmark.memory import peak_rss_bytes
+from tokenmill.benchmark.memory import peak_rss_bytes, rss_bytes
 from tokenmill.benchmark.work import TokenWork, token_work
 from tokenmill.errors import ConfigError
 
@@ -25,12 +25,14 @@ class BenchmarkPlan:
     """What is measured.
 
     prompt_tokens: of each request. gen_tokens: generated for each. concurrency: requests at once, one
-    run each. ceilings: whether the machine's own limits are measured too.
+    run each. contexts: lengths of prompts after which decoding one sequence is measured.
+    ceilings: whether the machine's own limits are measured too.
     """
 
     prompt_tokens: int = 512
     gen_tokens: int = 64
     concurrency: tuple[int, ...] = (1, 4, 16)
+    contexts: tuple[int, ...] = ()
     ceilings: bool = True
 
 
@@ -45,11 +47,12 @@ def measure(
     from tokenmill.engine.async_engine import AsyncEngine
 
     report("loading")
+    libraries_rss = rss_bytes()
     started = time.perf_counter()
     engine = AsyncEngine.from_config(config)
     load_s = time.perf_counter() - started
     try:
-        check_lengths(plan.prompt_tokens, plan.gen_tokens, engine.max_model_len)
+        check_lengths(max(plan.prompt_tokens, *plan.contexts, 0), plan.gen_tokens, engine.max_model_len)
         result = asyncio.run(_measure_engine(engine, plan, report))
         built = engine.built
         assert built is not None
@@ -64,6 +67,13 @@ def measure(
         "threads": threads.count,
         "load_s": load_s,
         **result,
+        "work": {
+            "weight_bytes": work.weight_bytes,
+            "prefill_ops": work.prefill_ops,
+            "quantised": work.quantised,
+        },
+        "libraries_rss_bytes": libraries_rss,
+        "cache_bytes": built.memory.pool_bytes,
         # Before the ceilings are measured, which takes memory of its own.
         "peak_rss_bytes": peak_rss_bytes(),
         "ceilings": None,
@@ -109,10 +119,16 @@ async def _measure_engine(
         report(f"measuring {concurrency} at once")
         batch = [prompts.take(plan.prompt_tokens) for _ in range(concurrency)]
         runs.append(summarise(await run_at_once(engine, batch, plan.gen_tokens), plan.prompt_tokens))
+    contexts = []
+    for length in plan.contexts:
+        report(f"measuring a context of {length} tokens")
+        run = summarise(await run_at_once(engine, [prompts.take(length)], plan.gen_tokens), length)
+        contexts.append({"tokens": length, "decode_tok_s": run.decode_tok_s})
     return {
         "ttft_s": first.tokens[0] - first.sent,
         "prefill_tok_s": plan.prompt_tokens / alone,
         "runs": [run_values(run) for run in runs],
+        "contexts": contexts,
     }
 
 

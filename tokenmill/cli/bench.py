@@ -59,6 +59,13 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "operator",
     )
     parser.add_argument(
+        "--contexts",
+        type=positive_list,
+        default=(),
+        metavar="N,N,...",
+        help="also measure how fast one sequence decodes after prompts of these lengths",
+    )
+    parser.add_argument(
         "--no-ceilings", action="store_true", help="don't measure the machine's own limits"
     )
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -86,7 +93,11 @@ def execute(args: argparse.Namespace) -> int:
         )
     else:
         plan = BenchmarkPlan(
-            args.prompt_tokens, args.gen_tokens, args.concurrency, ceilings=not args.no_ceilings
+            args.prompt_tokens,
+            args.gen_tokens,
+            args.concurrency,
+            args.contexts,
+            ceilings=not args.no_ceilings,
         )
         result = measure(config, plan, report)
     if args.json:
@@ -113,6 +124,9 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{run['ttft_p50_s']:>13.3f} s   {run['itl_p50_s'] * 1000:>15.1f} ms"
         for run in result["runs"]
     ]
+    if result["contexts"]:
+        text += ["", "context   decode tokens/s"]
+        text += [f"{run['tokens']:>7}   {run['decode_tok_s']:>15.1f}" for run in result["contexts"]]
     ceilings, share = result["ceilings"], result["share"]
     if ceilings is not None:
         text += ["", ceilings_line(ceilings)]
