@@ -21,7 +21,13 @@ from tokenmill.server.chat_events import (
 )
 from tokenmill.server.errors import ApiError
 from tokenmill.server.responses.items import Item, new_id
-from tokenmill.server.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning
+from tokenmill.server.responses.open_items import (
+    OpenCall,
+    OpenContent,
+    OpenItem,
+    OpenMessage,
+    OpenReasoning,
+)
 
 Event = dict[str, Any]
 
@@ -126,9 +132,8 @@ class ResponseEvents:
             output_index=len(self.answer["output"]),
             item=item.begun(),
         )
-        part = item.part()
-        if part is not None:
-            yield self._part_event("response.content_part.added", item, part=part)
+        if isinstance(item, OpenContent):
+            yield self._part_event("response.content_part.added", item, part=item.part())
 
     def _extend(self, text: str, logprobs: Sequence[Item] = ()) -> Iterator[Event]:
         item = self._item
@@ -144,9 +149,8 @@ class ResponseEvents:
             return
         self._item = None
         yield self._part_event(f"response.{item.kind}.done", item, **item.done())
-        part = item.part()
-        if part is not None:
-            yield self._part_event("response.content_part.done", item, part=part)
+        if isinstance(item, OpenContent):
+            yield self._part_event("response.content_part.done", item, part=item.part())
         values = item.ended(status)
         yield self._event(
             "response.output_item.done", output_index=len(self.answer["output"]), item=values
@@ -154,7 +158,7 @@ class ResponseEvents:
         self.answer["output"] = [*self.answer["output"], values]
 
     def _part_event(self, kind: str, item: OpenItem, **values: Any) -> Event:
-        index = {} if item.part() is None else {"content_index": 0}
+        index = {"content_index": 0} if isinstance(item, OpenContent) else {}
         place = {"item_id": item.item_id, "output_index": len(self.answer["output"]), **index}
         return self._event(kind, **place, **values)
 
@@ -167,3 +171,15 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def _logprobs(entries: Sequence[Mapping[str, Any]] | None) -> list[Item]:
+    """Log-probabilities of chat completions. Where those have no bytes, these have none of them."""
+    return [
+        {**_candidate(entry), "top_logprobs": [_candidate(other) for other in entry["top_logprobs"]]}
+        for entry in entries or ()
+    ]
+
+
+def _candidate(entry: Mapping[str, Any]) -> Item:
+    return {"token": entry["token"], "bytes": entry["bytes"] or [], "logprob": entry["logprob"]}

@@ -37,16 +37,20 @@ class OpenItem(ABC):
     def ended(self, status: str) -> Item:
         """The item when nothing will be added."""
 
-    def part(self) -> Item | None:
-        """The part of the item that the text is; None if it has no parts."""
-        return None
-
     @abstractmethod
     def done(self) -> dict[str, Any]:
         """What the event has to say that tells that the text is complete."""
 
 
-class OpenReasoning(OpenItem):
+class OpenContent(OpenItem):
+    """An item whose content is one part, which is written."""
+
+    @abstractmethod
+    def part(self) -> Item:
+        """The part so far."""
+
+
+class OpenReasoning(OpenContent):
     """What the model thinks."""
 
     kind = "reasoning_text"
@@ -62,8 +66,8 @@ class OpenReasoning(OpenItem):
         """See OpenItem."""
         return reasoning(self.item_id, self.text, status)
 
-    def part(self) -> Item | None:
-        """See OpenItem."""
+    def part(self) -> Item:
+        """See OpenContent."""
         return {"type": "reasoning_text", "text": self.text}
 
     def done(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ class OpenReasoning(OpenItem):
         return {"text": self.text}
 
 
-class OpenMessage(OpenItem):
+class OpenMessage(OpenContent):
     """What the model says."""
 
     kind = "output_text"
@@ -87,8 +91,8 @@ class OpenMessage(OpenItem):
         """See OpenItem."""
         return {**self._head(status), "content": [self.part()]}
 
-    def part(self) -> Item | None:
-        """See OpenItem."""
+    def part(self) -> Item:
+        """See OpenContent."""
         return output_text(self.text, self._logprobs)
 
     def done(self) -> dict[str, Any]:
