@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
+import torch
 
 import tokenmill
-from tests.engine.fake_model import Bench, prompt_of
+from tests.engine.fake_model import HIDDEN, Bench, prompt_of
 from tests.engine.fake_text import LETTERS, LetterTokenizer, front_of
 from tokenmill.engine.build import BuiltEngine
+from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.errors import ConfigError, EngineDeadError, RequestError, SourceError
 from tokenmill.llm import LLM, list_prompts
@@ -64,6 +66,7 @@ def llm(bench: Bench) -> Iterator[LLM]:
 def test_is_the_packages_front_door() -> None:
     assert tokenmill.LLM is LLM
     assert tokenmill.SamplingParams is SamplingParams
+    assert tokenmill.PoolingParams is PoolingParams
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -109,6 +112,39 @@ def test_a_stop_text_and_n_answers(llm: LLM) -> None:
     answers = llm.generate("abc", stopping, use_tqdm=False)[0].outputs
     assert [a.text for a in answers] == [text.split(stop)[0] for text in texts]
     assert answers[0].stop_reason == stop
+
+
+def test_vectors_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [prompt_of(n, n) for n in (60, 3, 20, 150, 1)]
+    outputs = llm.embed(prompts, use_tqdm=False)
+    assert [out.prompt_token_ids for out in outputs] == prompts
+    assert all(out.finished and out.outputs.hidden_size == HIDDEN for out in outputs)
+    for prompt, out in zip(prompts, outputs, strict=True):
+        assert llm.embed(prompt, use_tqdm=False)[0].outputs == out.outputs
+    assert llm.embed([], use_tqdm=False) == []
+    means = llm.embed(prompts, PoolingParams("mean", dimensions=5), use_tqdm=False)
+    assert {len(out.outputs.embedding) for out in means} == {5}
+    assert llm.embed("abc", use_tqdm=False)[0].prompt_token_ids == LetterTokenizer().encode("abc")
+
+
+def test_scores(llm: LLM) -> None:
+    same, other = (out.outputs.score for out in llm.score("abc", ["abc", "xyz"], use_tqdm=False))
+    assert same == pytest.approx(1)
+    a, b = (torch.tensor(v.outputs.embedding) for v in llm.embed(["abc", "xyz"], use_tqdm=False))
+    assert other == pytest.approx(float(a @ b))
+    pairs = llm.score(["abc", "xyz"], ["xyz", "xyz"], use_tqdm=False)
+    assert [p.outputs.score for p in pairs] == pytest.approx([other, 1])
+    assert pairs[0].prompt_token_ids == LetterTokenizer().encode("abcxyz")
+    with pytest.raises(RequestError, match="2 texts on one side and 3 on the other"):
+        llm.score(["a", "b"], ["a", "b", "c"], use_tqdm=False)
+
+
+def test_a_vector_that_cannot_be_made_harms_nothing(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="dimensions is 99"):
+        llm.embed(["abc", "de"], PoolingParams(dimensions=99), use_tqdm=False)
+    with pytest.raises(RequestError, match="2 prompts, but 1 pooling_params"):
+        llm.embed(["abc", "de"], [PoolingParams()], use_tqdm=False)
+    assert llm.embed("abc", use_tqdm=False)[0].finished
 
 
 def test_chat(llm: LLM) -> None:

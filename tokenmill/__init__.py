@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tokenmill.engine.pooling import PoolingParams
     from tokenmill.engine.sampling_params import SamplingParams
     from tokenmill.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "PoolingParams", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> object:
         from tokenmill.engine.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "PoolingParams":
+        from tokenmill.engine.pooling import PoolingParams
+
+        return PoolingParams
     raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from tokenmill.config import (
     CacheConfig,
@@ -21,8 +21,17 @@ from tokenmill.config import (
     SchedulerConfig,
 )
 from tokenmill.engine.build import BuiltEngine, build_engine
-from tokenmill.engine.front import Conversation, Front, Prompt, TokensPrompt
-from tokenmill.engine.outputs import EngineStats, RequestOutput
+from tokenmill.engine.front import Front, Prompt, TokensPrompt
+from tokenmill.engine.outputs import (
+    EmbeddingRequestOutput,
+    EngineStats,
+    PooledOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from tokenmill.engine.pooling import PoolingParams, cosine
+from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.worker import EngineStopped, EngineThread, Event, RequestFailed
 from tokenmill.errors import RequestError
@@ -32,6 +41,29 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: dictionaries with "role" and "content"."""
+
+
+class Pending(Protocol):
+    """What a call waits for: the answers to one prompt, or its vector."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is there."""
+        ...
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The engine's names of what has not ended."""
+        ...
+
+    @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """The engine's names."""
+        ...
+
+    def accept(self, out: Any) -> bool:
+        """Take in what the engine made. True if the engine must drop it."""
+        ...
 
 
 class LLM:
@@ -164,15 +196,66 @@ class LLM:
                     )
                 )
             conversations = [p.conversation for p in prepared]
-            try:
-                for p in prepared:
-                    self._thread.add(p.requests)
-                self._collect(conversations, use_tqdm)
-            finally:
-                left = tuple(name for c in conversations for name in c.unfinished)
-                if left:
-                    self._thread.abort(left)
+            self._run(conversations, [p.requests for p in prepared], use_tqdm)
         return [conversation.output() for conversation in conversations]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt, in their order.
+
+        prompts: as ``generate`` takes them. pooling_params: one for all, or one for each.
+
+        Raises RequestError if a prompt can't be served (then none is), EngineDeadError if the engine
+        has stopped.
+        """
+        many = list_prompts(prompts)
+        params = _one_for_each("pooling_params", pooling_params or PoolingParams(), len(many))
+        with self._one_call:
+            pooled = [
+                self._front.prepare_pooling(
+                    self._front.tokenize(prompt)[1], own, request_id=str(next(self._names))
+                )
+                for prompt, own in zip(many, params, strict=True)
+            ]
+            self._run(pooled, [(p.request,) for p in pooled], use_tqdm)
+        return [p.output() for p in pooled]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How alike two texts are: the cosine of their vectors, -1 to 1.
+
+        One text and many give a score for each of the many; otherwise there must be as many on both
+        sides. Errors as in ``embed``.
+        """
+        first, second = list_prompts(data_1), list_prompts(data_2)
+        if len(first) not in (1, len(second)):
+            raise RequestError(
+                f"there are {len(first)} texts on one side and {len(second)} on the other; give one, or "
+                "as many as on the other side"
+            )
+        vectors = self.embed([*first, *second], pooling_params, use_tqdm=use_tqdm)
+        left, right = vectors[: len(first)], vectors[len(first) :]
+        pairs = zip(left * (len(right) if len(left) == 1 else 1), right, strict=True)
+        return [
+            ScoringRequestOutput(
+                request_id=b.request_id,
+                outputs=ScoringOutput(cosine(a.outputs.embedding, b.outputs.embedding)),
+                prompt_token_ids=a.prompt_token_ids + b.prompt_token_ids,
+                num_cached_tokens=a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in pairs
+        ]
 
     def chat(
         self,
@@ -214,26 +297,45 @@ class LLM:
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return TokensPrompt(prompt=text, prompt_token_ids=token_ids)
 
-    def _collect(self, conversations: Sequence[Conversation], use_tqdm: bool) -> None:
-        """Take in events until every conversation has ended."""
-        owners = {name: c for c in conversations for name in c.engine_ids}
-        left = len(conversations)
+    def _run(
+        self,
+        pending: Sequence[Pending],
+        requests: Sequence[tuple[EngineRequest, ...]],
+        use_tqdm: bool,
+    ) -> None:
+        """Have the engine do what is asked for, and leave nothing behind if that fails."""
+        try:
+            for some in requests:
+                self._thread.add(some)
+            self._collect(pending, use_tqdm)
+        finally:
+            left = tuple(name for p in pending for name in p.unfinished)
+            if left:
+                self._thread.abort(left)
+
+    def _collect(self, pending: Sequence[Pending], use_tqdm: bool) -> None:
+        """Take in events until everything has ended."""
+        owners = {name: p for p in pending for name in p.engine_ids}
+        left = len(pending)
         tokens, started = 0, time.monotonic()
         with _progress_bar(left, shown=use_tqdm) as bar:
             while left:
                 for event in self._events.get():
                     if isinstance(event, EngineStopped):
                         raise event.error
-                    conversation = owners.get(event.request_id)
+                    owner = owners.get(event.request_id)
                     # What is left over from an earlier call that was interrupted.
-                    if conversation is None or conversation.finished:
+                    if owner is None or owner.finished:
                         continue
                     if isinstance(event, RequestFailed):
                         raise event.error
-                    if conversation.accept(event):
+                    if owner.accept(event):
                         self._thread.abort((event.request_id,))
-                    tokens += len(event.token_ids)
-                    if conversation.finished:
+                    if isinstance(event, PooledOutput):
+                        tokens += event.num_prompt_tokens
+                    else:
+                        tokens += len(event.token_ids)
+                    if owner.finished:
                         left -= 1
                         speed = tokens / max(time.monotonic() - started, 1e-9)
                         bar.set_postfix_str(f"{speed:.1f} tokens/s", refresh=False)

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from tokenmill.config import ComputeConfig
-from tokenmill.engine.build import choose_operators, end_ids, recommended_params
+from tokenmill.engine.build import (
+    choose_operators,
+    end_ids,
+    recommended_params,
+    recommended_pooling,
+)
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.hardware import ThreadChoice
@@ -35,6 +40,12 @@ def test_the_first_configuration_that_names_end_tokens_counts() -> None:
 )  # fmt: skip
 def test_recommended_params(config: dict[str, Any], expected: SamplingParams) -> None:
     assert recommended_params(config) == expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(1, "mean"), (3, "last"), (2, "last"), (None, "last")])
+def test_recommended_pooling(kind: int | None, expected: str) -> None:
+    assert recommended_pooling({"general.architecture": "x", "x.pooling_type": kind}) == expected
+    assert recommended_pooling({}) == "last"
 
 
 def test_the_reference_is_always_the_last_resort() -> None:

@@ -16,7 +16,9 @@ LENGTHS = {"short": 3, "one": 1, "block": 32, "long": 150, "odd": 77}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-def task(pooling: Pooling = "last", dimensions: int | None = None, normalize: bool = True) -> PoolingTask:
+def task(
+    pooling: Pooling = "last", dimensions: int | None = None, normalize: bool = True
+) -> PoolingTask:
     return PoolingTask(pooling, dimensions, normalize)
 
 

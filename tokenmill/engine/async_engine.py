@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from tokenmill.engine.build import BuiltEngine, build_engine
 from tokenmill.engine.core import Engine
 from tokenmill.engine.front import Conversation, Front, Prompt
-from tokenmill.engine.outputs import EngineStats, RequestOutput, TokenOutput
+from tokenmill.engine.outputs import (
+    EmbeddingRequestOutput,
+    EngineStats,
+    PooledOutput,
+    RequestOutput,
+    TokenOutput,
+)
+from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
 from tokenmill.engine.worker import EngineStopped, EngineThread, Event, RequestFailed
 from tokenmill.errors import EngineDeadError, RequestError, TokenmillError
@@ -30,6 +37,7 @@ class _Stream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.pending: list[TokenOutput] = []
+        self.pooled: PooledOutput | None = None
         self.error: TokenmillError | None = None
         self.aborted = False
         self.changed = asyncio.Event()
@@ -108,10 +116,7 @@ class AsyncEngine:
             raise self._thread.error
         params = sampling_params or self._front.default_params
         name = request_id or uuid.uuid4().hex
-        if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
-            text, token_ids = await asyncio.to_thread(self._front.tokenize, prompt)
-        else:
-            text, token_ids = self._front.tokenize(prompt)
+        text, token_ids = await self._tokenize(prompt)
         if name in self._requests:
             raise RequestError(f"request id {name!r} is in use; choose another")
         prepared = self._front.prepare(
@@ -136,6 +141,50 @@ class AsyncEngine:
             self._requests.pop(name, None)
             if conversation.unfinished:
                 self._thread.abort(conversation.unfinished)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt. Cancelling drops the request before the next step.
+
+        Raises RequestError if the request is invalid, EngineDeadError if the engine has stopped.
+        """
+        if self._thread.error is not None:
+            raise self._thread.error
+        _, token_ids = await self._tokenize(prompt)
+        pooled = self._front.prepare_pooling(
+            token_ids,
+            pooling_params or PoolingParams(),
+            request_id=request_id or uuid.uuid4().hex,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        stream = _Stream(asyncio.get_running_loop())
+        name = pooled.request.request_id
+        self._streams[name] = stream
+        try:
+            self._thread.add((pooled.request,))
+            await stream.changed.wait()
+            if stream.pooled is not None:
+                pooled.accept(stream.pooled)
+            elif stream.error is not None:
+                raise stream.error
+        finally:
+            self._streams.pop(name, None)
+            if pooled.unfinished:
+                self._thread.abort(pooled.unfinished)
+        return pooled.output()
+
+    async def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
+            return await asyncio.to_thread(self._front.tokenize, prompt)
+        return self._front.tokenize(prompt)
 
     def _collect(self, conversation: Conversation, stream: _Stream) -> RequestOutput | None:
         """Everything that has arrived since the last time, as one output."""
@@ -200,6 +249,8 @@ class AsyncEngine:
                 continue
             if isinstance(event, RequestFailed):
                 found.error = event.error
+            elif isinstance(event, PooledOutput):
+                found.pooled = event
             else:
                 found.pending.append(event)
             found.changed.set()

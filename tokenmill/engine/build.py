@@ -16,6 +16,7 @@ from tokenmill.cache.plan import plan_groups
 from tokenmill.config import ComputeConfig, EngineConfig
 from tokenmill.engine.core import Engine, EngineLimits
 from tokenmill.engine.front import Front
+from tokenmill.engine.pooling import Pooling
 from tokenmill.engine.runner import Recorder, Replay, Runner
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.scheduler import Scheduler
@@ -144,6 +145,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
             engine.limits,
             eos_ids | tokenizer.eos_token_ids,
             recommended_params(checkpoint.generation_config),
+            recommended_pooling(checkpoint.metadata),
         ),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
@@ -223,6 +225,12 @@ def recommended_params(generation_config: Mapping[str, Any]) -> SamplingParams:
     except RequestError as error:
         log.warning("the model's recommended sampling parameters are ignored: %s", error)
         return SamplingParams()
+
+
+def recommended_pooling(metadata: Mapping[str, Any]) -> Pooling:
+    """How GGUF metadata says that vectors of texts are made (1: mean, 3: last); "last" if it is silent."""
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    return "mean" if kind == 1 else "last"
 
 
 def end_ids(*configs: Mapping[str, Any]) -> frozenset[int]:

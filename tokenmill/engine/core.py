@@ -177,6 +177,7 @@ class Engine:
                     PooledOutput(
                         request_id=request.request_id,
                         embedding=request.pooling.result(),
+                        num_prompt_tokens=request.prompt_len,
                         num_cached_tokens=request.num_cached,
                         metrics=request.metrics,
                     )

@@ -17,13 +17,17 @@ from typing import Any, NotRequired, TypedDict
 from tokenmill.engine.core import EngineLimits, check_request
 from tokenmill.engine.outputs import (
     CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
     FinishReason,
     Logprob,
+    PooledOutput,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
     TokenOutput,
 )
+from tokenmill.engine.pooling import Pooling, PoolingParams, PoolingTask
 from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
 from tokenmill.engine.text import MakeTextStream, NoText, TextStream, Tokenizer
@@ -171,6 +175,46 @@ class Conversation:
         )
 
 
+class PooledPrompt:
+    """One prompt whose vector is wanted, as the caller knows it. request_id: the caller's name for it."""
+
+    def __init__(self, request_id: str, request: EngineRequest) -> None:
+        self.request_id = request_id
+        self.request = request
+        self._pooled: PooledOutput | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the vector is there."""
+        return self._pooled is not None
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The engine's name of the request, while there is no vector."""
+        return () if self.finished else self.engine_ids
+
+    @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """The engine's name of the request."""
+        return (self.request.request_id,)
+
+    def accept(self, out: PooledOutput) -> bool:
+        """Take in the vector. False: there is nothing that the engine would have to drop."""
+        self._pooled = out
+        return False
+
+    def output(self) -> EmbeddingRequestOutput:
+        """The vector, which must be there."""
+        assert self._pooled is not None
+        return EmbeddingRequestOutput(
+            request_id=self.request_id,
+            outputs=EmbeddingOutput(self._pooled.embedding),
+            prompt_token_ids=list(self.request.prompt),
+            num_cached_tokens=self._pooled.num_cached_tokens,
+            metrics=self._pooled.metrics,
+        )
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A prompt ready for the engine."""
@@ -182,8 +226,8 @@ class Prepared:
 class Front:
     """Prepares prompts for one model.
 
-    tokenizer: None serves token ids only. eos_ids: tokens that end an answer. default_params: what the
-    model's authors recommend.
+    tokenizer: None serves token ids only. eos_ids: tokens that end an answer. default_params,
+    default_pooling: what the model's authors recommend.
     """
 
     def __init__(
@@ -193,8 +237,10 @@ class Front:
         limits: EngineLimits,
         eos_ids: frozenset[int],
         default_params: SamplingParams | None = None,
+        default_pooling: Pooling = "last",
     ) -> None:
         self.limits = limits
+        self.default_pooling = default_pooling
         self.default_params = default_params or SamplingParams()
         self._tokenizer = tokenizer
         self._make_text_stream = make_text_stream
@@ -261,6 +307,30 @@ class Front:
         check_request(requests[0], self.limits)
         conversation = Conversation(self, request_id, text, token_ids, params, answers)
         return Prepared(conversation, tuple(requests))
+
+    def prepare_pooling(
+        self,
+        token_ids: list[int],
+        params: PoolingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> PooledPrompt:
+        """An engine request for a vector. Raises RequestError if it can't be served."""
+        request = EngineRequest(
+            request_id=f"{next(self._serial)}:{request_id}",
+            prompt=token_ids,
+            params=SamplingParams(),
+            seed=0,
+            priority=priority,
+            cache_extra=cache_salt,
+            pooling=PoolingTask(
+                params.pooling or self.default_pooling, params.dimensions, params.normalize
+            ),
+        )
+        check_request(request, self.limits)
+        return PooledPrompt(request_id, request)
 
     def named(self, entry: PositionLogprobs) -> dict[int, Logprob]:
         """Candidates by token id, with their texts."""

@@ -57,6 +57,7 @@ class PooledOutput:
 
     request_id: str
     embedding: list[float]
+    num_prompt_tokens: int
     num_cached_tokens: int
     metrics: RequestMetrics
 

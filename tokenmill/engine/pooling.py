@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Literal
 
 import torch
@@ -47,6 +50,12 @@ class PoolingTask:
     def needs_every_token(self) -> bool:
         """Whether the hidden states of all tokens count, so that none may come from the cache."""
         return self.pooling == "mean"
+
+
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    """Of the angle between two vectors of the same size; 0 if one of them is all zeros."""
+    length = math.hypot(*a) * math.hypot(*b)
+    return math.fsum(map(mul, a, b)) / length if length else 0.0
 
 
 class PoolingState:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tokenmill.engine.core import Engine
-from tokenmill.engine.outputs import EngineStats, TokenOutput
+from tokenmill.engine.outputs import EngineStats, PooledOutput, TokenOutput
 from tokenmill.engine.request import EngineRequest
 from tokenmill.errors import EngineDeadError, TokenmillError
 
@@ -32,7 +32,7 @@ class EngineStopped:
     error: EngineDeadError
 
 
-Event = TokenOutput | RequestFailed | EngineStopped
+Event = TokenOutput | PooledOutput | RequestFailed | EngineStopped
 """What the thread tells the front."""
 
 
