@@ -241,8 +241,8 @@ class LLM:
         first, second = list_prompts(data_1), list_prompts(data_2)
         if len(first) not in (1, len(second)):
             raise RequestError(
-                f"there are {len(first)} texts on one side and {len(second)} on the other; give one, or "
-                "as many as on the other side"
+                f"there are {len(first)} texts on one side and {len(second)} on the other; "
+                "give one, or as many as on the other side"
             )
         vectors = self.embed([*first, *second], pooling_params, use_tqdm=use_tqdm)
         left, right = vectors[: len(first)], vectors[len(first) :]

@@ -228,7 +228,7 @@ def recommended_params(generation_config: Mapping[str, Any]) -> SamplingParams:
 
 
 def recommended_pooling(metadata: Mapping[str, Any]) -> Pooling:
-    """How GGUF metadata says that vectors of texts are made (1: mean, 3: last); "last" if it is silent."""
+    """How GGUF metadata says that vectors are made (1: mean, 3: last); "last" if it is silent."""
     kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     return "mean" if kind == 1 else "last"
 

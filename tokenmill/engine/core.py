@@ -29,8 +29,8 @@ from tokenmill.errors import RequestError
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """vocab_size: token ids are below it. max_model_len: longest prompt plus answer. hidden_size: numbers
-    of a prompt's vector.
+    """vocab_size: token ids are below it. max_model_len: longest prompt plus answer.
+    hidden_size: numbers of a prompt's vector.
     """
 
     vocab_size: int
@@ -167,7 +167,8 @@ class Engine:
         outputs: list[TokenOutput | PooledOutput] = []
         for entry in result.hidden_rows:
             request = entry.request
-            assert request.pooling is not None and result.hidden is not None
+            assert request.pooling is not None
+            assert result.hidden is not None
             request.pooling.add(result.hidden[entry.start : entry.stop])
             if request.num_computed == len(request.tokens):
                 request.prefilled = True

@@ -176,7 +176,7 @@ class Conversation:
 
 
 class PooledPrompt:
-    """One prompt whose vector is wanted, as the caller knows it. request_id: the caller's name for it."""
+    """One prompt whose vector is wanted. request_id: the caller's name for it."""
 
     def __init__(self, request_id: str, request: EngineRequest) -> None:
         self.request_id = request_id
