@@ -1,4 +1,4 @@
-"""Requests of other protocols, put into the words of chat completions so that one reader reads them all."""
+"""Requests of other protocols, put into the words of chat completions, so that one reader reads all."""
 
 from __future__ import annotations
 
@@ -49,6 +49,4 @@ def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
             param = there + param[len(here) :]
             message = message.replace(here, there)
             break
-    return ApiError(
-        message, status=error.status, kind=error.kind, param=param, code=error.code
-    )
+    return ApiError(message, status=error.status, kind=error.kind, param=param, code=error.code)

@@ -1,6 +1,6 @@
 """Items of a conversation, as the Responses API has them, read and put into chat messages.
 
-Facts: https://platform.openai.com/docs/api-reference/responses/create, and the types of OpenAI's client.
+Facts: https://platform.openai.com/docs/api-reference/responses, and the types of OpenAI's client.
 """
 
 from __future__ import annotations
@@ -191,9 +191,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
     return messages
 
 
-def _begun(
-    messages: list[dict[str, Any]], turn: dict[str, Any], taken: set[str]
-) -> dict[str, Any]:
+def _begun(messages: list[dict[str, Any]], turn: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     """The assistant's message to go on with: a new one if the turn has any of ``taken`` already."""
     if not turn or taken & {name for name in turn if turn[name]}:
         turn = {"role": "assistant", "content": ""}

@@ -39,9 +39,9 @@ class Stored:
 class ResponseStore:
     """Forgets the responses that were not used for longest once there are too many, or too large ones.
 
-    max_bytes: of all as JSON. Each counts with its whole history, although turns of a conversation share
-    theirs, so that the limit also holds when only the last turn is left. kept_seconds: a response that
-    is older is forgotten. clock: seconds.
+    max_bytes: of all as JSON. Each counts with its whole history, although turns of a conversation
+    share theirs, so that the limit also holds when only the last turn is left. kept_seconds: a
+    response that is older is forgotten. clock: seconds.
 
     For one thread.
     """
@@ -90,8 +90,8 @@ class ResponseStore:
         self._expire()
         if response_id not in self._entries:
             raise ApiError(
-                f"there is no response {response_id!r}: it was not stored, or forgotten since; send the "
-                "whole conversation as input",
+                f"there is no response {response_id!r}: it was not stored, or forgotten since; send "
+                "the whole conversation as input",
                 status=404,
                 kind="not_found_error",
                 param=param,

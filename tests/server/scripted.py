@@ -1,0 +1,54 @@
+"""A chat that goes as written down, whatever the engine would say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.server.chat_events import (
+    ChatEvent,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from tokenmill.server.protocol import ChatRequest
+
+
+@dataclass
+class Script:
+    """Stands in for ``chat_events``. requests: what was asked. An exception among events is raised."""
+
+    events: list[ChatEvent | Exception]
+    requests: list[ChatRequest] = field(default_factory=list)
+
+    async def __call__(self, engine: Any, request: ChatRequest) -> AsyncGenerator[ChatEvent, None]:
+        self.requests.append(request)
+        for event in self.events:
+            await asyncio.sleep(0)
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+def thought(*texts: str) -> list[ChatEvent | Exception]:
+    return [ReasoningDelta(0, text) for text in texts]
+
+
+def said(*texts: str) -> list[ChatEvent | Exception]:
+    return [TextDelta(0, text, None, ()) for text in texts]
+
+
+def called(number: int, name: str, *arguments: str) -> list[ChatEvent | Exception]:
+    return [
+        ToolCallStart(0, number, f"call_{number}", name),
+        *(ToolCallDelta(0, number, part) for part in arguments),
+    ]
+
+
+def ended(reason: str = "stop", stop_reason: int | str | None = None) -> list[ChatEvent | Exception]:
+    return [Finished(0, reason, stop_reason), Usage(10, 7, 4, 2)]

@@ -1,0 +1,98 @@
+"""The endpoints of the Messages API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.server.chat_events import chat_events
+from tokenmill.server.connection import JsonResponse, read_json, while_connected
+from tokenmill.server.errors import api_error
+from tokenmill.server.fields import Fields
+from tokenmill.server.messages.errors import error_body
+from tokenmill.server.messages.events import MessageEvents
+from tokenmill.server.messages.request import MessageRequest, read_count, read_message
+from tokenmill.server.protocol import ServingEngine, check_model
+from tokenmill.server.typed_events import stream_of
+
+log = logging.getLogger("tokenmill.server")
+
+
+class MessageEndpoints:
+    """Makes messages, and counts what they would read. names: of the model, the first one first."""
+
+    def __init__(self, engine: ServingEngine, names: Sequence[str], max_body_bytes: int) -> None:
+        self._engine = engine
+        self._names = names
+        self._max_body_bytes = max_body_bytes
+
+    async def create(self, request: Request) -> Response:
+        """The next message of a conversation."""
+        body = await read_json(request, self._max_body_bytes)
+        parsed = read_message(Fields(body), self._engine.default_sampling_params)
+        model = check_model(parsed.chat.common.model, self._names)
+        work = _Answer(self._engine, parsed, model)
+        if parsed.chat.common.stream:
+            return await stream_of(request, work.events())
+        return JsonResponse(await while_connected(request, work.whole()))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a message would have."""
+        body = await read_json(request, self._max_body_bytes)
+        chat = read_count(Fields(body), self._engine.default_sampling_params)
+        check_model(chat.common.model, self._names)
+        # A template may take a while, and must not hold up other requests' tokens.
+        prompt = await asyncio.to_thread(chat_prompt, self._engine, chat)
+        return JsonResponse({"input_tokens": len(prompt["prompt_token_ids"])})
+
+
+class _Answer:
+    """One message under way."""
+
+    def __init__(self, engine: ServingEngine, request: MessageRequest, model: str) -> None:
+        self._engine = engine
+        self._request = request
+        self._growing = MessageEvents(model, request.max_tokens)
+
+    async def whole(self) -> dict[str, Any]:
+        """The message in one piece."""
+        async with aclosing(self._told()) as told:
+            async for _ in told:
+                pass
+        return self._growing.answer
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The message as it grows. Errors before the first event are raised, later ones told."""
+        begun = False
+        try:
+            async with aclosing(self._told()) as told:
+                async for event in told:
+                    begun = True
+                    yield event
+        except Exception as error:
+            if not begun:
+                raise
+            answer = api_error(error)
+            if answer.status == 500:
+                log.error("internal error in a stream", exc_info=error)
+            yield error_body(answer)
+
+    async def _told(self) -> AsyncGenerator[dict[str, Any], None]:
+        growing = self._growing
+        begun = False
+        async with aclosing(chat_events(self._engine, self._request.chat)) as chat:
+            async for part in chat:
+                if not begun:
+                    begun = True
+                    for event in growing.begin():
+                        yield event
+                for event in growing.add(part):
+                    yield event
+        for event in growing.end():
+            yield event
