@@ -1,10 +1,12 @@
 """Measures tokenmill beside other engines, in alternating runs, and records medians and ratios.
 
-    python bench/compare.py demo --peers-python .venv-peers/bin/python
+    python bench/compare.py demo --llama-cpp .venv-peers/bin/python
+    python bench/compare.py all --llama-cpp .venv-peers/bin/python --vllm .venv-vllm/bin/python
 
 Every round starts each engine in a process of its own, one after another, so that what the machine does
 meanwhile (its clock, its neighbours) touches all of them alike. Peers are optional: without them only
-tokenmill is measured.
+tokenmill is measured. A model's results are one JSON file and one plot; bench/report.py puts the latest
+into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -12,265 +14,320 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
+import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import startup
+from drawing import plot
+from engines import (
+    HERE,
+    Peer,
+    Result,
+    WorkerError,
+    Workload,
+    llama_cpp,
+    run_worker,
+    tokenmill_command,
+    transformers,
+    vllm_cpu,
+)
+from figures import flat, lines, memory_share, ratios, roofline, summarise
+
 from tokenmill import __version__
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware import choose_threads, read_cpu
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.sources import resolve
 
-HERE = Path(__file__).parent
+SCHEMA = 2
+"""Of the recorded files; bench/report.py reads this one only."""
 
-Result = dict[str, Any]
+MODELS = ("demo", "gemma3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
+BF16 = "qwen2.5-coder-0.5b"
+"""The model that ``all`` also measures as bf16, for engines that don't read GGUF."""
+
+CONTEXTS = (100, 8000)
+CACHE_ROOM = 1.25
+"""Cache given to tokenmill, of what the texts take at least: blocks are not always full."""
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What every engine has to do."""
+class Plan:
+    """How much is measured. peers: engines that are installed. record_home: where results go."""
 
-    model: str
+    rounds: int
     prompt_tokens: int
     gen_tokens: int
-    concurrency: str
+    concurrency: tuple[int, ...]
+    contexts: tuple[int, ...]
     threads: int
     quantization: str | None
-
-    def options(self) -> list[str]:
-        """For a worker's command line."""
-        return [
-            "--prompt-tokens", str(self.prompt_tokens),
-            "--gen-tokens", str(self.gen_tokens),
-            "--concurrency", self.concurrency,
-            "--threads", str(self.threads),
-        ]  # fmt: skip
+    peers: tuple[Peer, ...]
+    record_home: Path
 
 
-def run_worker(command: Sequence[str], path: str | None = None) -> Result:
-    """A worker's JSON. path: PYTHONPATH of its environment. Ends the program if the worker fails."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    environment.pop("PYTHONPATH", None)
-    if path is not None:
-        environment["PYTHONPATH"] = path
-    done = subprocess.run(
-        list(command), capture_output=True, text=True, env=environment, check=False, cwd=HERE
+def say(text: str) -> None:
+    """What happens now, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def cache_bytes(config: dict[str, Any], texts: Sequence[tuple[int, int]], itemsize: int = 2) -> int:
+    """Memory for keys and values of so many texts of so many tokens at once, whichever needs most."""
+    heads = config["num_key_value_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    token_bytes = 2 * heads * width * config["num_hidden_layers"] * itemsize
+    return int(CACHE_ROOM * token_bytes * max(count * length for count, length in texts))
+
+
+def workload(model: Path, plan: Plan) -> Workload:
+    """The main measurement of a model."""
+    length = plan.prompt_tokens + plan.gen_tokens + 16
+    texts = [(count, length) for count in plan.concurrency]
+    size = cache_bytes(open_checkpoint(model).config, texts)
+    return Workload(
+        model, plan.prompt_tokens, plan.gen_tokens, plan.concurrency, plan.threads, size,
+        quantization=plan.quantization,
+    )  # fmt: skip
+
+
+def context_workload(model: Path, plan: Plan) -> Workload | None:
+    """Decoding after short and long prompts; None if the model reads no long ones."""
+    config = open_checkpoint(model).config
+    fitting = tuple(
+        n for n in plan.contexts if n + plan.gen_tokens <= config["max_position_embeddings"]
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
-        raise SystemExit(f"{' '.join(command[:4])} ... failed: {last}")
-    result: Result = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    if len(fitting) < 2:
+        return None
+    size = cache_bytes(config, [(2, max(fitting) + plan.gen_tokens)])
+    return Workload(model, 16, plan.gen_tokens, (1,), plan.threads, size, fitting, plan.quantization)
 
 
-def tokenmill_worker(work: Workload, *, ceilings: bool) -> Result:
-    """One round of tokenmill."""
-    command = [sys.executable, "-m", "tokenmill", "bench", work.model, *work.options(), "--json"]
-    if work.quantization:
-        command += ["--quantization", work.quantization]
-    if not ceilings:
-        command.append("--no-ceilings")
-    result = run_worker(command, os.environ.get("PYTHONPATH"))
-    # A path says where something lay on this machine, which is nobody's business.
-    return {**result, "model": Path(work.model).name}
+def measure(work: Workload, peers: Sequence[Peer], rounds: int) -> dict[str, list[Result]]:
+    """The rounds of every engine, alternating. An engine that fails is left out from then on."""
+    results: dict[str, list[Result]] = {"tokenmill": []}
+    failed: set[str] = set()
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}: tokenmill")
+        own = run_worker(tokenmill_command(work, ceilings=number == 0))
+        # A path says where something lay on this machine, which is nobody's business.
+        results["tokenmill"].append({**own, "model": work.model.name})
+        for peer in peers:
+            if peer.name in failed:
+                continue
+            say(f"round {number + 1} of {rounds}: {peer.name}")
+            try:
+                results.setdefault(peer.name, []).append(run_worker(peer.command(work)))
+            except WorkerError as error:
+                failed.add(peer.name)
+                say(f"{peer.name} is left out: {error}")
+    return {engine: found for engine, found in results.items() if found}
 
 
-def peer_worker(python: Path, model: Path, work: Workload) -> Result:
-    """One round of llama-cpp-python."""
-    worker = str(HERE / "peer_llama_cpp.py")
-    return run_worker([str(python), worker, str(model), *work.options()])
-
-
-def why_no_peers(python: Path, model: Path) -> str | None:
-    """None if llama-cpp-python can be measured on this model, else why not."""
-    if model.suffix != ".gguf":
-        return "llama.cpp reads .gguf files only"
-    if not python.exists():
-        return f"{python} does not exist; 'make bench-peers' installs it"
-    done = subprocess.run(
-        [str(python), "-c", "import llama_cpp, numpy"], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return f"{python} has no llama-cpp-python; 'make bench-peers' installs it"
-    return None
-
-
-def flat(result: Result) -> dict[str, float]:
-    """A result's figures by name."""
-    values = {
-        key: float(result[key]) for key in ("load_s", "ttft_s", "prefill_tok_s", "peak_rss_bytes")
-    }
-    for run in result["runs"]:
-        for key, value in run.items():
-            if key != "concurrency":
-                values[f"{key} at {run['concurrency']}"] = float(value)
-    return values
-
-
-def summarise(rounds: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Median, least and most of every figure over the rounds."""
-    values = [flat(result) for result in rounds]
-    return {
-        key: {
-            "median": statistics.median(v[key] for v in values),
-            "least": min(v[key] for v in values),
-            "most": max(v[key] for v in values),
-        }
-        for key in values[0]
-    }
-
-
-def ratios(
-    own: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """How many times better our medians are: faster, sooner, or smaller."""
-    found = {}
-    for key, value in own.items():
-        a, b = value["median"], other[key]["median"]
-        if a and b:
-            found[key] = a / b if "tok_s" in key else b / a
+def measure_contexts(work: Workload, peers: Sequence[Peer]) -> dict[str, list[Result]]:
+    """Of every engine, once."""
+    found: dict[str, list[Result]] = {}
+    for name, command in (
+        ("tokenmill", tokenmill_command(work, ceilings=False)),
+        *((peer.name, peer.command(work)) for peer in peers),
+    ):
+        say(f"contexts of {', '.join(map(str, work.contexts))} tokens: {name}")
+        try:
+            found[name] = run_worker(command)["contexts"]
+        except WorkerError as error:
+            say(f"{name} is left out: {error}")
     return found
 
 
-def measure(work: Workload, model: Path, peers: Path | None, rounds: int) -> dict[str, list[Result]]:
-    """The rounds of every engine, alternating."""
-    results: dict[str, list[Result]] = {"tokenmill": []}
+def measure_startup(
+    model: Path, peers: Sequence[Peer], threads: int, rounds: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Seconds to the first token of a whole process, alternating."""
+    times: dict[str, list[dict[str, float]]] = {}
     for number in range(rounds):
-        print(f"round {number + 1} of {rounds}: tokenmill", file=sys.stderr, flush=True)
-        results["tokenmill"].append(tokenmill_worker(work, ceilings=number == 0))
-        if peers is not None:
-            print(f"round {number + 1} of {rounds}: llama-cpp-python", file=sys.stderr, flush=True)
-            results.setdefault("llama-cpp-python", []).append(peer_worker(peers, model, work))
-    return results
+        say(f"start to first token, round {number + 1} of {rounds}")
+        times.setdefault("tokenmill", []).append(startup.of_tokenmill(model, threads))
+        for peer in peers:
+            if peer.worker == "peer_vllm.py":
+                continue  # takes minutes; its time to load is in the main measurement
+            try:
+                times.setdefault(peer.name, []).append(startup.of_peer(peer, model, threads))
+            except WorkerError as error:
+                say(f"{peer.name} is left out: {error}")
+    return {engine: summarise(rounds) for engine, rounds in times.items() if rounds}
 
 
-def report(work: Workload, results: dict[str, list[Result]]) -> dict[str, Any]:
-    """What is recorded."""
+def measure_profile(work: Workload) -> Result:
+    """Operator by operator."""
+    say("profile")
+    command = tokenmill_command(work, ceilings=True)
+    at = command.index("--concurrency")
+    return {
+        **run_worker([*command[:at], "--concurrency", "1", *command[at + 2 :], "--profile"]),
+        "model": work.model.name,
+    }
+
+
+def file_bytes(model: Path) -> int:
+    """Size of a model's weights on disk."""
+    if model.is_file():
+        return model.stat().st_size
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
+
+
+def report(name: str, work: Workload, results: dict[str, list[Result]]) -> dict[str, Any]:
+    """What is recorded of the main measurement."""
     cpu = read_cpu()
     first = results["tokenmill"][0]
-    summary = {engine: summarise(rounds) for engine, rounds in results.items()}
+    summary = {engine: summarise([flat(r) for r in rounds]) for engine, rounds in results.items()}
     versions = {"tokenmill": __version__}
     for engine, rounds in results.items():
         versions.setdefault(engine, str(rounds[0].get("version", "")))
+    size = file_bytes(work.model)
+    peak = summary["tokenmill"]["peak_rss_bytes"]["median"]
     return {
+        "schema": SCHEMA,
+        "name": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu.model,
         "generation": cpu.generation,
         "instruction_sets": list(cpu.instruction_sets),
-        "workload": asdict(work),
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "load_average": os.getloadavg()[0],
+        "workload": {**asdict(work), "model": work.model.name},
         "versions": versions,
         "ceilings": first["ceilings"],
-        "share": first["share"],
+        "work": first["work"],
+        "file_bytes": size,
+        "memory": {
+            "cache_bytes": first["cache_bytes"],
+            "libraries_rss_bytes": first["libraries_rss_bytes"],
+            "beyond_cache_per_file": memory_share(peak, size, first["cache_bytes"]),
+        },
         "summary": summary,
         "ratios": {
             engine: ratios(summary["tokenmill"], figures)
             for engine, figures in summary.items()
             if engine != "tokenmill"
         },
+        "roofline": {
+            engine: roofline(figures, first["work"], first["ceilings"])
+            for engine, figures in summary.items()
+        },
         "rounds": results,
     }
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """A table for people: medians, their spread, and ratios."""
-    engines = list(found["summary"])
-    others = list(found["ratios"])
-    header = f"{'':<22}" + "".join(f"{engine:>28}" for engine in engines)
-    text = [header + "".join(f"{'ratio':>8}" for _ in others)]
-    for key in found["summary"]["tokenmill"]:
-        row = f"{key:<22}"
-        for engine in engines:
-            value = found["summary"][engine][key]
-            scale = 2**20 if key == "peak_rss_bytes" else 1
-            figures = (value[name] / scale for name in ("median", "least", "most"))
-            row += "{:>12.4g} ({:.4g}-{:.4g})".format(*figures).rjust(28)
-        text.append(row + "".join(f"{found['ratios'][o].get(key, float('nan')):>8.2f}" for o in others))
-    return [line.replace("peak_rss_bytes", "peak memory MiB") for line in text]
+def compare(name: str, model: Path, plan: Plan) -> None:
+    """Everything about one model: measured, printed and recorded."""
+    say(f"{name}:")
+    peers = []
+    for peer in plan.peers:
+        reason = peer.why_not(model)
+        if reason is None:
+            peers.append(peer)
+        else:
+            say(f"{peer.name} is left out: {reason}")
+    work = workload(model, plan)
+    loaded = os.getloadavg()[0]
+    found = report(name, work, measure(work, peers, plan.rounds))
+    found["load_average"] = loaded
+    contexts = context_workload(model, plan)
+    found["contexts"] = measure_contexts(contexts, peers) if contexts else {}
+    found["startup"] = measure_startup(model, peers, plan.threads, plan.rounds)
+    found["profile"] = measure_profile(work)
+    print("\n".join(lines(found)), flush=True)
+    record(found, plan.record_home)
 
 
-def plot(found: dict[str, Any], path: Path) -> bool:
-    """Bars of the speeds. False if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def record(found: dict[str, Any], home: Path) -> Path:
+    """Write the JSON, and draw the plot if matplotlib is installed."""
+    home.mkdir(parents=True, exist_ok=True)
+    cpu = "-".join("".join(c if c.isalnum() else " " for c in found["cpu"]).lower().split())
+    stem = f"{found['date'][:10]}-{found['name']}-{cpu}"
+    target = home / f"{stem}.json"
+    target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    say(f"recorded in {target}")
+    if plot(found, home / f"{stem}.png"):
+        say(f"drawn in {home / f'{stem}.png'}")
+    return target
 
-    keys = [key for key in found["summary"]["tokenmill"] if key.startswith(("prefill", "decode"))]
-    figure, axes = pyplot.subplots(1, len(keys), figsize=(2.6 * len(keys), 3.2))
-    for axis, key in zip([axes] if len(keys) == 1 else axes, keys, strict=True):
-        for position, (engine, values) in enumerate(found["summary"].items()):
-            value = values[key]
-            spread = [[value["median"] - value["least"]], [value["most"] - value["median"]]]
-            axis.bar(position, value["median"], yerr=spread, label=engine)
-        axis.set_title(key.replace("_tok_s", ""), fontsize=9)
-        axis.set_xticks(range(len(found["summary"])), list(found["summary"]), rotation=20, fontsize=7)
-    figure.supylabel("tokens/s")
-    figure.suptitle(f"{found['workload']['model']}, {found['cpu']}, {found['date'][:10]}", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    return True
+
+def bf16_directory(name: str, home: Path) -> Path:
+    """The bf16 checkpoint of a GGUF model, made if it is not there."""
+    target = home / f"{name}-bf16"
+    say(f"writing {target.name}, unless it is there")
+    command = [sys.executable, str(HERE / "make_bf16.py"), name, str(target)]
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit(1)
+    return target
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in text.split(",") if part)
+
     parser = argparse.ArgumentParser(description="Measure tokenmill beside other engines.")
-    parser.add_argument("model", help="what tokenmill calls a model; peers need a .gguf file")
-    parser.add_argument(
-        "--peers-python", type=Path, help="python of the environment with llama-cpp-python"
-    )
+    parser.add_argument("model", help="what tokenmill calls a model, or all")
+    for peer in ("llama-cpp", "vllm", "transformers"):
+        parser.add_argument(f"--{peer}", type=Path, help=f"python of the environment with {peer}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--gen-tokens", type=int, default=64)
-    parser.add_argument("--concurrency", default="1,4,16")
+    parser.add_argument("--concurrency", type=numbers, default=(1, 4, 16))
+    parser.add_argument("--contexts", type=numbers, default=CONTEXTS)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument("--output", type=Path, default=HERE / "results", help="directory of results")
+    parser.add_argument(
+        "--bf16-home", type=Path, default=HERE.parent / "build" / "bf16",
+        help="where all writes its bf16 checkpoint",
+    )  # fmt: skip
     return parser.parse_args()
 
 
 def main() -> int:
     """Measure, print, and record."""
     args = parse()
+    peers: list[Peer] = []
+    for python, peer in (
+        (args.llama_cpp, llama_cpp),
+        (args.vllm, vllm_cpu),
+        (args.transformers, transformers),
+    ):
+        if python is not None:
+            peers.append(peer(python.absolute()))
     try:
-        model = resolve(args.model)
-        threads = choose_threads(args.threads).count
-    except TokenmillError as error:
+        plan = Plan(
+            rounds=args.rounds,
+            prompt_tokens=args.prompt_tokens,
+            gen_tokens=args.gen_tokens,
+            concurrency=args.concurrency,
+            contexts=args.contexts,
+            threads=choose_threads(args.threads).count,
+            quantization=args.quantization,
+            peers=tuple(peers),
+            record_home=args.output,
+        )
+        if args.model != "all":
+            given = Path(args.model)
+            name = given.stem if given.is_file() else given.name
+            compare(name, resolve(args.model).resolve(), plan)
+            return 0
+        for name in MODELS:
+            compare(name, resolve(name).resolve(), plan)
+        directory = bf16_directory(BF16, args.bf16_home.absolute())
+        compare(directory.name, directory, plan)
+    except (TokenmillError, WorkerError) as error:
         print(f"compare.py: error: {error}", file=sys.stderr)
         return 1
-    work = Workload(
-        # The workers run elsewhere, so a path must not be relative.
-        model=str(model.resolve()) if Path(args.model).exists() else args.model,
-        prompt_tokens=args.prompt_tokens,
-        gen_tokens=args.gen_tokens,
-        concurrency=args.concurrency,
-        threads=threads,
-        quantization=args.quantization,
-    )
-    peers = None
-    if args.peers_python is not None:
-        reason = why_no_peers(args.peers_python.absolute(), model)
-        if reason is None:
-            peers = args.peers_python.absolute()
-        else:
-            print(f"llama-cpp-python is left out: {reason}", file=sys.stderr)
-    found = report(work, measure(work, model, peers, args.rounds))
-    found["workload"]["model"] = Path(work.model).name
-    print("\n".join(lines(found)))
-    args.output.mkdir(parents=True, exist_ok=True)
-    cpu = "-".join("".join(c if c.isalnum() else " " for c in found["cpu"]).lower().split())
-    stem = f"{found['date'][:10]}-{Path(args.model).stem}-{cpu}"
-    target = args.output / f"{stem}.json"
-    target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(f"recorded in {target}")
-    if plot(found, args.output / f"{stem}.png"):
-        print(f"drawn in {args.output / f'{stem}.png'}")
     return 0
 
 

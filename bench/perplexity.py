@@ -1,0 +1,151 @@
+"""How well an engine reads a text: tokenmill beside the dequantised fp32 model and llama.cpp.
+
+    python bench/perplexity.py demo gemma3-270m --llama-cpp .venv-peers/bin/python
+
+The results of each model are kept in bench/results/perplexity.json; bench/report.py puts them into
+docs/performance.md. The text is cut into windows that each stand alone. Every engine gets the same
+token ids, and the perplexity is exp of the mean negative log-probability of each token but the first of
+its window.
+Needs what tests need: ``pip install tokenmill[test]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import transformers
+
+from tokenmill import LLM, SamplingParams, __version__
+from tokenmill.errors import TokenmillError
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.ggml_formats import dequantize
+from tokenmill.weights.sources import resolve
+
+HERE = Path(__file__).parent
+TEXT = HERE.parent / "LICENSE"
+WINDOW = 512
+
+Windows = Sequence[Sequence[int]]
+
+
+def perplexity(total: float, windows: Windows) -> float:
+    """total: of the negative log-probabilities of every token but the first of its window."""
+    return math.exp(total / sum(len(ids) - 1 for ids in windows))
+
+
+def of_tokenmill(model: Path, text: str) -> tuple[float, list[list[int]]]:
+    """The perplexity, and the windows of token ids that it was measured on."""
+    with LLM(str(model), max_model_len=2 * WINDOW) as llm:
+        ids = llm.get_tokenizer().encode(text)
+        windows = [ids[i : i + WINDOW] for i in range(0, len(ids) - 1, WINDOW)]
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        total = 0.0
+        for output in llm.generate(windows, params, use_tqdm=False):
+            scores = output.prompt_logprobs
+            assert scores is not None
+            for token, entry in list(zip(output.prompt_token_ids, scores, strict=True))[1:]:
+                assert entry is not None
+                total -= entry[token].logprob
+    return perplexity(total, windows), windows
+
+
+def of_fp32(model: Path, windows: Windows) -> float:
+    """Of the dequantised weights in fp32, computed by transformers."""
+    reference, total = fp32_model(model), 0.0
+    with torch.inference_mode():
+        for window in windows:
+            ids = torch.tensor([window])
+            logits = reference(ids).logits[0, :-1].log_softmax(-1)
+            total -= logits.gather(1, ids[0, 1:, None]).sum(dtype=torch.float64).item()
+    return perplexity(total, windows)
+
+
+def fp32_model(path: Path) -> torch.nn.Module:
+    """The dequantised model in transformers. One tensor at a time, so that memory holds it once."""
+    checkpoint = open_checkpoint(path)
+    settings = {k: v for k, v in checkpoint.config.items() if k not in ("architectures", "torch_dtype")}
+    config = transformers.AutoConfig.for_model(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.tie_weights()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    left_out = set(parameters) - set(checkpoint.names())
+    if left_out - {"lm_head.weight"} or not left_out <= set(parameters):
+        raise SystemExit(f"the file lacks {', '.join(sorted(left_out))}")
+    with torch.no_grad():
+        for name in checkpoint.names():
+            weight = dequantize(checkpoint.get(name))
+            if checkpoint.norm_offset_applied and name.endswith("norm.weight"):
+                weight = weight - 1  # transformers adds the 1 of 1 + w itself
+            parameters[name].copy_(weight)
+    result: torch.nn.Module = model.eval()
+    return result
+
+
+def of_llama_cpp(python: Path, model: Path, windows: Windows) -> float:
+    """Computed by llama-cpp-python in an environment of its own."""
+    done = subprocess.run(
+        [str(python), str(HERE / "peer_llama_cpp_perplexity.py"), str(model)],
+        input=json.dumps(windows),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
+        raise SystemExit(f"llama.cpp's perplexity failed: {last}")
+    return perplexity(float(json.loads(done.stdout)["total"]), windows)
+
+
+def measure(model: Path, llama_cpp: Path | None) -> dict[str, float | int | str]:
+    """All that can be measured on a GGUF file."""
+    ours, windows = of_tokenmill(model, TEXT.read_text("utf-8"))
+    found: dict[str, float | int | str] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "text": TEXT.name,
+        "window": WINDOW,
+        "tokens": sum(len(ids) - 1 for ids in windows),
+        "tokenmill": ours,
+        "fp32": of_fp32(model, windows),
+    }
+    if llama_cpp is not None:
+        found["llama-cpp-python"] = of_llama_cpp(llama_cpp, model, windows)
+    return found
+
+
+def record(name: str, found: dict[str, float | int | str], target: Path) -> None:
+    """Put a model's results in the place of its older ones."""
+    results = json.loads(target.read_text("utf-8")) if target.exists() else {}
+    results[name] = found
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", "utf-8")
+
+
+def main() -> int:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description="Compare perplexities.")
+    parser.add_argument("models", nargs="+", help="what tokenmill calls GGUF models")
+    parser.add_argument("--llama-cpp", type=Path, help="python of an environment with llama-cpp-python")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "perplexity.json")
+    args = parser.parse_args()
+    try:
+        for model in args.models:
+            found = measure(resolve(model), args.llama_cpp)
+            print(model, json.dumps(found), flush=True)
+            record(Path(model).stem if Path(model).exists() else model, found, args.output)
+    except TokenmillError as error:
+        print(f"perplexity.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
