@@ -173,12 +173,15 @@ std::unique_ptr<Matrix> pack_matrix(ThreadPool& pool, const std::vector<std::str
     m->bytes = bytes;
     m->storage = static_cast<uint8_t*>(::operator new[](bytes + 64, std::align_val_t(64)));  // kernels may read a little past
     for (size_t i = 0; i < m->segments.size(); i++) m->segments[i].data = m->storage + starts[i];
+    // Each thread packs the tiles that it will later multiply, so that their pages are first touched, and therefore
+    // placed, on its own memory node.
     on_pool(pool, [&](Thread& thread) {
+        int begin, end;
+        thread.share(m->tiles, begin, end);
         for (size_t i = 0; i < m->segments.size(); i++) {
             const Segment& s = m->segments[i];
-            int begin, end;
-            thread.share(s.tiles, begin, end);
-            pack_tiles(*s.format, data[i], s.rows, cols, m->storage + starts[i], begin, end);
+            const int lo = std::max(begin - s.first_tile, 0), hi = std::min(end - s.first_tile, s.tiles);
+            if (lo < hi) pack_tiles(*s.format, data[i], s.rows, cols, m->storage + starts[i], lo, hi);
         }
     });
     return m;

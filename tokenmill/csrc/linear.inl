@@ -233,8 +233,17 @@ TM_INLINE int reading_offset(int offset) {
 #endif
 }
 
+// Asks for memory that will be read soon. Few enough instructions fit into the time of one cache line that the hardware's
+// own prefetching does not keep a core's memory queue full.
+template <int LINES>
+TM_INLINE void prefetch(const uint8_t* p) {
+    for (int i = 0; i < LINES; i++) __builtin_prefetch(p + 64 * i, 0, 2);
+}
+
+// ahead: also prefetch what lies so many bytes further on (the next tile); 0: do not.
 template <int BITS, bool HALF, bool TWO, bool MIN, bool SPREAD, int T>
-TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int cols, const Scratch& a, int t0, V* acc) {
+TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int cols, size_t ahead, const Scratch& a, int t0,
+                          V* acc) {
     constexpr size_t kBytes = SPREAD || BITS == 8 ? 512 : BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
     const int groups = cols / kGroup;
     const size_t ldx = size_t(cols), ldg = size_t(groups);
@@ -245,6 +254,10 @@ TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int co
     for (int t = 0; t < T; t++) acc[t] = vset(0.0f);
     if constexpr (!TWO) {
         for (int g = 0; g < groups; g++, w += kBytes, x += kGroup, s += MIN ? 64 : 32) {
+            if (ahead) {
+                prefetch<kBytes / 64>(w + ahead);
+                prefetch<1>(s + ahead);
+            }
             I dot[T];
             for (int t = 0; t < T; t++) {
                 const int32_t* q = sum + size_t(t) * ldg * 2 + 2 * g;
@@ -271,6 +284,10 @@ TM_INLINE void quant_tile(const uint8_t* w, const uint8_t* s, int offset, int co
             for (int t = 0; t < T; t++) sums[t] = mins[t] = vset(0.0f);
             for (int k = 0; k < 8; k++, w += kBytes, x += kGroup) {
                 const int g = 8 * b + k;
+                if (ahead) {
+                    prefetch<kBytes / 64>(w + ahead);
+                    prefetch<1>(s + ahead);
+                }
                 I dot[T], dot2[T];
                 for (int t = 0; t < T; t++) {
                     const int32_t* q = sum + size_t(t) * ldg * 2 + 2 * g;
@@ -355,12 +372,14 @@ struct QuantTile {
     const Segment& segment;
     int tile, cols;
     const uint8_t *integers, *scales;
+    size_t ahead;  // bytes to the next tile, while that is still to be asked for
 };
 
 template <int BITS, bool HALF, bool TWO, bool MIN, bool SPREAD, int T>
-static void quant_block(const QuantTile& q, const Scratch& x, int t0, const Output& out) {
+static void quant_block(QuantTile& q, const Scratch& x, int t0, const Output& out) {
     V acc[T];
-    quant_tile<BITS, HALF, TWO, MIN, SPREAD, T>(q.integers, q.scales, q.segment.format->offset, q.cols, x, t0, acc);
+    quant_tile<BITS, HALF, TWO, MIN, SPREAD, T>(q.integers, q.scales, q.segment.format->offset, q.cols, q.ahead, x, t0, acc);
+    q.ahead = 0;
     for (int t = 0; t < T; t++) out.write(q.segment, q.tile, t0 + t, acc[t]);
 }
 
@@ -375,12 +394,13 @@ template <int BITS, bool HALF, bool TWO, bool MIN>
 static void quant_tokens(const Segment& s, int tile, int cols, const Scratch& x, int begin, int end, const Output& out) {
     const Format& f = *s.format;
     const uint8_t* w = s.data + size_t(tile) * f.tile_bytes(cols);
-    QuantTile q{s, tile, cols, w, w + f.quant_bytes(cols)};
+    QuantTile q{s, tile, cols, w, w + f.quant_bytes(cols), f.tile_bytes(cols)};
     int t = begin;
     if constexpr (BITS < 8) {
         if (end - begin >= kSpreadFrom) {
             spread_tile<BITS>(w, cols / kGroup, x.bytes);
             q.integers = x.bytes;
+            q.ahead = 0;
             for (; t + kTokens <= end; t += kTokens) quant_block<BITS, HALF, TWO, MIN, true, kTokens>(q, x, t, out);
             q.integers = w;
         }
@@ -479,14 +499,10 @@ static void linear(const LinearArgs& a, Thread& thread) {
     // A piece is a few tiles times a span of tokens; tokens vary fastest so that a tile stays in cache.
     constexpr int kSpan = 64 * kTokens;
     const int spans = (n + kSpan - 1) / kSpan;
-    int chunk = w.tiles / (thread.count * 8);
-    chunk = chunk < 1 ? 1 : chunk > 8 ? 8 : chunk;
+    const int even = w.tiles / (thread.count * 8), most = even < 1 ? 1 : even > 8 ? 8 : even;
     const Output out{a, w.rows};
     if (spans == 0) return;
-    for (;;) {
-        int first = thread.next(chunk);
-        if (first >= w.tiles) return;
-        const int last = first + chunk < w.tiles ? first + chunk : w.tiles;
+    for (int first, last; thread.take(w.tiles, most, first, last);) {
         for (const Segment& s : w.segments) {
             const int lo = first > s.first_tile ? first : s.first_tile;
             const int hi = last < s.first_tile + s.tiles ? last : s.first_tile + s.tiles;
