@@ -327,7 +327,7 @@ static void attention_as(const AttentionArgs& a, Thread& thread) {
     const bool split = items < 2 * thread.count && pieces > items &&
                        size_t(thread.count) * mine + size_t(pieces) * part_floats <= a.scratch_floats;
     if (!split) {
-        int wanted = thread.next(1), i = 0;
+        int wanted = thread.next(), i = 0;
         each([&](const Item& item) {
             if (i++ < wanted) return true;
             int from, to;
@@ -339,12 +339,12 @@ static void attention_as(const AttentionArgs& a, Thread& thread) {
                 merge(total, part, item.rows(), hd);
             }
             finish_item(a, item, total);
-            wanted = thread.next(1);
+            wanted = thread.next();
             return wanted < items;
         });
         return;
     }
-    int wanted = thread.next(1), i = 0;
+    int wanted = thread.next(), i = 0;
     each([&](const Item& item) {
         int from, to;
         span_range(a, item, from, to);
@@ -354,7 +354,7 @@ static void attention_as(const AttentionArgs& a, Thread& thread) {
             if (!gathered) gather_queries(a, item, q);
             gathered = true;
             attend_span<D>(a, item, q, s, scores, Partial(shared + size_t(i) * part_floats));
-            wanted = thread.next(1);
+            wanted = thread.next();
         }
         return wanted < pieces;
     });

@@ -28,6 +28,14 @@ static double int8_operations(int rounds) {
         for (int n = 0; n < N; n++) acc[n] = _mm512_dpbusd_epi32(acc[n], a, x);
     for (auto& v : acc) keep(v);
     return double(rounds) * N * 64 * 2;
+#elif TM_AVXVNNI
+    constexpr int N = 12;
+    __m256i acc[N], a = _mm256_set1_epi8(3), x = _mm256_set1_epi8(1);
+    for (int n = 0; n < N; n++) acc[n] = _mm256_set1_epi32(n);
+    for (int i = 0; i < rounds; i++)
+        for (int n = 0; n < N; n++) acc[n] = _mm256_dpbusd_avx_epi32(acc[n], a, x);
+    for (auto& v : acc) keep(v);
+    return double(rounds) * N * 32 * 2;
 #elif TM_AVX2
     constexpr int N = 6;
     __m256i acc[N], a = _mm256_set1_epi8(3), x = _mm256_set1_epi8(1);

@@ -1,5 +1,9 @@
 #include "executor.h"
 
+#if TM_HAVE_AVX2
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +16,7 @@ namespace mill {
 extern const Kernels kernels_portable;
 #if TM_HAVE_AVX2
 extern const Kernels kernels_avx2;
+extern const Kernels kernels_avxvnni;
 #endif
 #if TM_HAVE_AVX512
 extern const Kernels kernels_avx512;
@@ -68,6 +73,7 @@ Executor::~Executor() {
     release(scratch_.scale);
     release(scratch_.scaled_sum);
     release(scratch_.sum);
+    release(scratch_.row);
     release(scratch_.bytes);
     release(attention_scratch_);
 }
@@ -75,20 +81,21 @@ Executor::~Executor() {
 void Executor::reserve(size_t rows, size_t cols, size_t attention_floats) {
     if (rows * cols > cells_) {
         cells_ = rows * cols;
-        scratch_.x = grow(scratch_.x, cells_ + 16);
-        scratch_.q = grow(scratch_.q, cells_ + 64);
+        scratch_.x = grow(scratch_.x, cells_);
+        scratch_.q = grow(scratch_.q, cells_);
     }
     const size_t groups = rows * ((cols + kGroup - 1) / kGroup);
     if (groups > groups_) {
         groups_ = groups;
         scratch_.scale = grow(scratch_.scale, groups);
         scratch_.scaled_sum = grow(scratch_.scaled_sum, groups);
-        scratch_.sum = grow(scratch_.sum, 2 * groups);
+        scratch_.sum = grow(scratch_.sum, 3 * groups);
     }
-    const size_t tile_cells = size_t(pool_->size()) * kTileRows * cols;
-    if (tile_cells > tile_cells_) {
-        tile_cells_ = tile_cells;
-        scratch_.bytes = grow(scratch_.bytes, tile_cells);
+    const size_t row_cells = size_t(pool_->size()) * cols;
+    if (row_cells > row_cells_) {
+        row_cells_ = row_cells;
+        scratch_.row = grow(scratch_.row, row_cells);
+        scratch_.bytes = grow(scratch_.bytes, 2 * kTileRows * row_cells);
     }
     if (attention_floats > attention_floats_) {
         attention_floats_ = attention_floats;
@@ -173,16 +180,26 @@ std::unique_ptr<Matrix> pack_matrix(ThreadPool& pool, const std::vector<std::str
     m->bytes = bytes;
     m->storage = static_cast<uint8_t*>(::operator new[](bytes + 64, std::align_val_t(64)));  // kernels may read a little past
     for (size_t i = 0; i < m->segments.size(); i++) m->segments[i].data = m->storage + starts[i];
+    // Each thread packs the tiles that it will later multiply, so that their pages are first touched, and therefore
+    // placed, on its own memory node.
     on_pool(pool, [&](Thread& thread) {
+        int begin, end;
+        thread.share(m->tiles, begin, end);
         for (size_t i = 0; i < m->segments.size(); i++) {
             const Segment& s = m->segments[i];
-            int begin, end;
-            thread.share(s.tiles, begin, end);
-            pack_tiles(*s.format, data[i], s.rows, cols, m->storage + starts[i], begin, end);
+            const int lo = std::max(begin - s.first_tile, 0), hi = std::min(end - s.first_tile, s.tiles);
+            if (lo < hi) pack_tiles(*s.format, data[i], s.rows, cols, m->storage + starts[i], lo, hi);
         }
     });
     return m;
 }
+
+#if TM_HAVE_AVX2
+static bool has_avx_vnni() {  // compilers name this feature only from their newest versions on
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
 
 std::vector<std::string> available_kernels() {
     std::vector<std::string> names;
@@ -192,7 +209,10 @@ std::vector<std::string> available_kernels() {
         names.push_back("avx512");
 #endif
 #if TM_HAVE_AVX2
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) names.push_back("avx2");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        if (has_avx_vnni()) names.push_back("avxvnni");
+        names.push_back("avx2");
+    }
 #endif
     names.push_back("portable");
     return names;
@@ -205,6 +225,7 @@ const Kernels* find_kernels(const std::string& name) {
         if (name == "avx512") return &kernels_avx512;
 #endif
 #if TM_HAVE_AVX2
+        if (name == "avxvnni") return &kernels_avxvnni;
         if (name == "avx2") return &kernels_avx2;
 #endif
         return &kernels_portable;

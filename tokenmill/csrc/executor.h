@@ -53,7 +53,7 @@ private:
     std::unique_ptr<Program> recording_;
     // Shared by all operators, since they run one after another. Grown when an operator is called or recorded,
     // never while one runs; recorded calls look the address up when they run.
-    size_t cells_ = 0, groups_ = 0, tile_cells_ = 0, attention_floats_ = 0;
+    size_t cells_ = 0, groups_ = 0, row_cells_ = 0, attention_floats_ = 0;
     Scratch scratch_;
     float* attention_scratch_ = nullptr;
 };

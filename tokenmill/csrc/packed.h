@@ -81,14 +81,16 @@ struct Matrix {
 
 enum class Act : int { None, Silu, Gelu, GeluTanh };
 
-// Scratch that one linear call needs for `capacity` rows.
+// What the prologue of a matrix product leaves for its tiles, for up to `capacity` rows of K columns. Rows (tokens) are
+// kept in blocks of T, each block's data together, so that a tile finds all that it needs at fixed distances.
 struct Scratch {
-    float* x = nullptr;         // [capacity][K] after norm or activation
-    int8_t* q = nullptr;        // [capacity][K]
-    float* scale = nullptr;     // [capacity][K / 32]
-    float* scaled_sum = nullptr;  // [capacity][K / 32]: scale times the sum of the group's integers
-    int32_t* sum = nullptr;     // [capacity][K / 16]: sums of 16 integers
-    uint8_t* bytes = nullptr;   // [threads][16 * K]: one tile with a byte for every integer
+    float* x = nullptr;           // of each block [K][T], for unquantised weights
+    int8_t* q = nullptr;          // of each block [K / 32][T][32]
+    float* scale = nullptr;       // of each block [K / 32][T]
+    float* scaled_sum = nullptr;  // of each block [K / 32][T]: scale times the sum of the group's integers
+    int32_t* sum = nullptr;       // of each block [K / 32][3][T]: minus the sums of all, the first 16 and the last 16
+    float* row = nullptr;         // [threads][K]: a row after norm or activation
+    uint8_t* bytes = nullptr;     // [threads][2][16 * K]: tiles with a byte for every integer
 };
 
 struct EmbedArgs {

@@ -1,10 +1,11 @@
 // Sixteen fp32 or int32 lanes, on whatever the compile unit's instruction set offers.
 //
-// Every kernel is written once over these types and compiled several times (AVX-512, AVX2, portable).
+// Every kernel is written once over these types and compiled several times (AVX-512, AVX2 with VNNI, AVX2, portable).
 // Each operation rounds the same way in all of them, and reductions use one fixed tree, so the variants agree
 // to the bit; the self-check at start relies on that.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,9 @@
 #define TM_AVX512 1
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define TM_AVX2 1
+#if defined(__AVXVNNI__)
+#define TM_AVXVNNI 1
+#endif
 #endif
 
 #define TM_INLINE inline __attribute__((always_inline))
@@ -102,7 +106,8 @@ TM_INLINE I isub(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 TM_INLINE I imul(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 TM_INLINE I ifrom8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 TM_INLINE I ifromu8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
-TM_INLINE I ishl23(I a) { return {_mm512_slli_epi32(a.v, 23)}; }
+template <int N>
+TM_INLINE I ishl(I a) { return {_mm512_slli_epi32(a.v, N)}; }
 TM_INLINE V vcast(I a) { return {_mm512_castsi512_ps(a.v)}; }
 TM_INLINE void istore8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a.v)); }
 
@@ -159,7 +164,8 @@ TM_INLINE I ifromu8(const uint8_t* p) {
     return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
             _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
 }
-TM_INLINE I ishl23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+template <int N>
+TM_INLINE I ishl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 TM_INLINE V vcast(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 TM_INLINE void istore8(int8_t* p, I x) {
     __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
@@ -200,7 +206,8 @@ TM_INLINE I isub(I a, I b) { TM_EACH(I, int32_t(uint32_t(a.v[i]) - uint32_t(b.v[
 TM_INLINE I imul(I a, I b) { TM_EACH(I, int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]))); }
 TM_INLINE I ifrom8(const int8_t* p) { TM_EACH(I, p[i]); }
 TM_INLINE I ifromu8(const uint8_t* p) { TM_EACH(I, p[i]); }
-TM_INLINE I ishl23(I a) { TM_EACH(I, int32_t(uint32_t(a.v[i]) << 23)); }
+template <int N>
+TM_INLINE I ishl(I a) { TM_EACH(I, int32_t(uint32_t(a.v[i]) << N)); }
 TM_INLINE V vcast(I a) { V r; std::memcpy(&r, &a, sizeof r); return r; }
 TM_INLINE void istore8(int8_t* p, I a) { for (int i = 0; i < 16; i++) p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]); }
 #undef TM_EACH
@@ -208,21 +215,72 @@ TM_INLINE void istore8(int8_t* p, I a) { for (int i = 0; i < 16; i++) p[i] = int
 #endif
 
 // One fixed tree: 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half.
+#if TM_AVX512 || TM_AVX2
+TM_INLINE __m256 low_half(V x) {
+#if TM_AVX512
+    return _mm512_castps512_ps256(x.v);
+#else
+    return x.a;
+#endif
+}
+TM_INLINE __m256 high_half(V x) {
+#if TM_AVX512
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x.v), 1));
+#else
+    return x.b;
+#endif
+}
 TM_INLINE float vsum(V x) {
-    alignas(64) float t[16];
-    vstore(t, x);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) t[i] += t[i + half];
-    return t[0];
+    __m256 a = _mm256_add_ps(low_half(x), high_half(x));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
-
 TM_INLINE float vmaximum(V x) {
-    alignas(64) float t[16];
-    vstore(t, x);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
-    return t[0];
+    __m256 a = _mm256_max_ps(low_half(x), high_half(x));
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
+TM_INLINE int32_t isum(I x) {
+#if TM_AVX512
+    __m256i a = _mm256_add_epi32(_mm512_castsi512_si256(x.v), _mm512_extracti64x4_epi64(x.v, 1));
+#else
+    __m256i a = _mm256_add_epi32(x.a, x.b);
+#endif
+    __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+TM_INLINE bool any_nan(V x) {
+#if TM_AVX512
+    return _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q) != 0;
+#else
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))) != 0;
+#endif
+}
+#else
+TM_INLINE float vsum(V x) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) x.v[i] += x.v[i + half];
+    return x.v[0];
+}
+TM_INLINE float vmaximum(V x) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
+    return x.v[0];
+}
+TM_INLINE int32_t isum(I x) {
+    int32_t total = 0;
+    for (int32_t v : x.v) total += v;
+    return total;
+}
+TM_INLINE bool any_nan(V x) {
+    for (float v : x.v)
+        if (v != v) return true;
+    return false;
+}
+#endif
 
 // exp to about 2 ulp: x = n ln2 + r, a degree-6 minimax-like Taylor polynomial on |r| <= ln2 / 2, and 2^n by two
 // exponent additions so that the ends of the range are right. Below -104 the answer is 0, above 88.73 infinity,
@@ -242,7 +300,7 @@ TM_INLINE V vexp(V x) {
     p = vfma(p, r, vset(1.0f));
     V half = vround(vmul(n, vset(0.5f)));
     I a = vtoint(half), b = vtoint(vsub(n, half));
-    V s = vcast(ishl23(iadd(a, iset(127)))), t = vcast(ishl23(iadd(b, iset(127))));
+    V s = vcast(ishl<23>(iadd(a, iset(127)))), t = vcast(ishl<23>(iadd(b, iset(127))));
     return vmul(vmul(p, s), t);
 }
 

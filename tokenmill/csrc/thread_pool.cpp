@@ -27,16 +27,13 @@ constexpr int kSpinsBeforeYield = 4000;
 
 void Thread::barrier() {
     if (count == 1) {
-        pool.counters_[0].store(0, std::memory_order_relaxed);
-        pool.counters_[1].store(0, std::memory_order_relaxed);
-        epoch++;
+        pool.reset(epoch++);
         return;
     }
     uint32_t now = epoch++;
     if (pool.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == uint32_t(count)) {
         pool.arrived_.store(0, std::memory_order_relaxed);
-        // The counter of the phase that just ended serves the phase after next.
-        pool.counters_[now & 1].store(0, std::memory_order_relaxed);
+        pool.reset(now);  // its counters serve the phase after next
         pool.epoch_.store(now + 1, std::memory_order_release);
         return;
     }
@@ -49,11 +46,29 @@ void Thread::barrier() {
     }
 }
 
-int Thread::next(int pieces_at_once) {
-    return pool.counters_[epoch & 1].fetch_add(pieces_at_once, std::memory_order_relaxed);
+int Thread::next() { return pool.counters_[epoch & 1].fetch_add(1, std::memory_order_relaxed); }
+
+bool Thread::take(int total, int most, int& begin, int& end) {
+    for (int i = 0; i < count; i++) {
+        const int who = index + i < count ? index + i : index + i - count;
+        int first, last;
+        share_of(who, total, first, last);
+        std::atomic<int>& taken = pool.taken_[size_t(who)].pieces[epoch & 1];
+        if (taken.load(std::memory_order_relaxed) >= last - first) continue;
+        begin = first + taken.fetch_add(most, std::memory_order_relaxed);
+        if (begin >= last) continue;
+        end = begin + most < last ? begin + most : last;
+        return true;
+    }
+    return false;
 }
 
-ThreadPool::ThreadPool(int count, const std::vector<int>& cpus) : count_(count) {
+void ThreadPool::reset(uint32_t phase) {
+    counters_[phase & 1].store(0, std::memory_order_relaxed);
+    for (Taken& t : taken_) t.pieces[phase & 1].store(0, std::memory_order_relaxed);
+}
+
+ThreadPool::ThreadPool(int count, const std::vector<int>& cpus) : count_(count), taken_(size_t(count)) {
     for (int i = 1; i < count; i++)
         workers_.emplace_back(&ThreadPool::work, this, i, i < int(cpus.size()) ? cpus[size_t(i)] : -1);
 }

@@ -21,12 +21,19 @@ struct Thread {
 
     // All threads of the team meet here.
     void barrier();
-    // The next piece of work of this phase (phases are separated by barriers).
-    int next(int pieces_at_once);
+    // The next piece of work of this phase (phases are separated by barriers), in the order of the pieces.
+    int next();
+    // Up to `most` neighbouring pieces of `total`: first of this thread's own even share, in order, then of what others
+    // have left of theirs. False when nothing is left. So a thread meets the same weights in every step, and reads them
+    // as one stream.
+    bool take(int total, int most, int& begin, int& end);
     // An even share of n pieces: [begin, end).
-    void share(int n, int& begin, int& end) const {
-        begin = int(int64_t(n) * index / count);
-        end = int(int64_t(n) * (index + 1) / count);
+    void share(int n, int& begin, int& end) const { share_of(index, n, begin, end); }
+
+private:
+    void share_of(int who, int n, int& begin, int& end) const {
+        begin = int(int64_t(n) * who / count);
+        end = int(int64_t(n) * (who + 1) / count);
     }
 };
 
@@ -55,7 +62,13 @@ private:
     alignas(64) std::atomic<uint32_t> job_number_{0};
     alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) std::atomic<uint32_t> epoch_{0};
+    // Work taken in this phase: counters_[phase & 1] by all, taken_[thread][phase & 1] of each thread's share.
     alignas(64) std::atomic<int> counters_[2] = {{0}, {0}};
+    struct alignas(64) Taken {
+        std::atomic<int> pieces[2] = {{0}, {0}};
+    };
+    std::vector<Taken> taken_;
+    void reset(uint32_t phase);
     std::atomic<bool> stop_{false};
     Job job_ = nullptr;
     void* arg_ = nullptr;

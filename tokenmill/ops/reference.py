@@ -192,13 +192,14 @@ def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     """Symmetric int8 in groups of 32 along each row of x [n, K].
 
     Returns q, int8 [n, K], and scale, fp32 [n, K / 32]: ``scale = max|x| / 127`` and
-    ``q = round-half-even(x / scale)``; a group of zeros has scale 0 and q 0.
+    ``q = round-half-even(x * (1 / scale))``. A group whose scale is below the smallest normal number
+    has scale 0 and q 0: the inverse might overflow.
     """
     groups = x.reshape(x.shape[0], -1, GROUP)
     scale = groups.abs().amax(dim=-1) / 127
-    # amax / 127 can vanish below the smallest subnormal; such a group is zeros too.
-    divisor = torch.where(scale > 0, scale, torch.ones_like(scale)).unsqueeze(-1)
-    q = torch.round(torch.where(scale.unsqueeze(-1) > 0, groups / divisor, 0.0))
+    scale = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
+    inverse = torch.where(scale == 0, 0.0, 1 / scale).unsqueeze(-1)
+    q = torch.round(groups * inverse)
     return q.clamp(-127, 127).to(torch.int8).reshape(x.shape), scale
 
 

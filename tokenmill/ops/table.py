@@ -84,7 +84,7 @@ class Linear:
     out = out + y if accumulate else y
 
     Where the weight is quantised, x' is first quantised to int8 in groups of 32 along K:
-    scale = max|x'| / 127, q = round-half-even(x' / scale).
+    scale = max|x'| / 127, q = round-half-even(x' * (1 / scale)).
 
     label: what profiles call it.
     """
