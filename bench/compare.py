@@ -224,7 +224,12 @@ def report(name: str, work: Workload, results: dict[str, list[Result]]) -> dict[
 
 
 def compare(name: str, model: Path, plan: Plan) -> None:
-    """Everything about one model: measured, printed and recorded."""
+    """Everything about one model: measured, printed and recorded.
+
+    With kernels pinned by $TOKENMILL_KERNELS the results have a name of their own.
+    """
+    pinned = os.environ.get("TOKENMILL_KERNELS")
+    name = f"{name}-{pinned}" if pinned else name
     say(f"{name}:")
     peers = []
     for peer in plan.peers:
