@@ -27,10 +27,21 @@ BETWEEN_FIELDS = (
     r"max_tokens must be at least 1, unless echo",
     r"min_tokens \(\d+\) is more than max_tokens",
     "echo with logprobs can't be streamed",
+    r"text_1 has \d+ texts and text_2 has",
+    "prompt is missing; give a text, or messages",
+    "prompt and messages exclude each other",
+    r"text.format.(name|schema) is missing",
+    r"output_config.format.(type must be json_schema|schema is missing)",
 )
 """Why a body may be refused although each of its fields is as described."""
 
-BY_MODEL = ("there is no role", ".* not in the vocabulary", "temperature of this prompt")
+BY_MODEL = (
+    "there is no role",
+    ".* not in the vocabulary",
+    "temperature of this prompt",
+    "dimensions is",
+    "the prompt is empty",
+)
 """What only a model can say, here the fake one."""
 
 

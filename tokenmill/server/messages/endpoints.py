@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.server.chat_events import chat_events
+from tokenmill.server.chat_prompt import chat_prompt
 from tokenmill.server.connection import JsonResponse, read_json, while_connected
 from tokenmill.server.errors import api_error
 from tokenmill.server.fields import Fields
@@ -48,7 +49,7 @@ class MessageEndpoints:
         chat = read_count(Fields(body), self._engine.default_sampling_params)
         check_model(chat.common.model, self._names)
         # A template may take a while, and must not hold up other requests' tokens.
-        prompt = await asyncio.to_thread(chat_prompt, self._engine, chat)
+        prompt = await asyncio.to_thread(chat_prompt, self._engine.tokenizer, chat)
         return JsonResponse({"input_tokens": len(prompt["prompt_token_ids"])})
 
 

@@ -111,7 +111,7 @@ def _tool_choice(fields: Fields, names: list[str]) -> tuple[Any, bool]:
     choice = fields.section("tool_choice")
     if not fields.has("tool_choice"):
         return None, True
-    kind = choice.text("type")
+    kind = choice.text("type") or "auto"
     parallel = not choice.flag("disable_parallel_tool_use")
     if kind in ("auto", "none"):
         return kind, parallel
@@ -129,10 +129,10 @@ def _tool_choice(fields: Fields, names: list[str]) -> tuple[Any, bool]:
 
 def _response_format(output: Fields) -> dict[str, Any] | None:
     form = output.section("format")
-    if not output.has("format"):
+    kind, schema = form.text("type"), form.object("schema")
+    if kind is None and schema is None:
         return None
-    schema = form.object("schema")
-    if form.text("type") != "json_schema":
+    if kind != "json_schema":
         raise form.wrong("type", "must be json_schema")
     if schema is None:
         raise form.wrong("schema", "is missing")
@@ -142,9 +142,9 @@ def _response_format(output: Fields) -> dict[str, Any] | None:
 def _thinks(fields: Fields) -> bool | None:
     """Whether the model is to think first; None leaves that to its chat template."""
     thinking = fields.section("thinking")
-    if not fields.has("thinking"):
-        return None
     kind = thinking.text("type")
+    if kind is None:
+        return None
     if kind not in ("enabled", "adaptive", "disabled"):
         raise thinking.wrong("type", f"must be enabled, adaptive or disabled, not {kind!r}")
     return kind != "disabled"

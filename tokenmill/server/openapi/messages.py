@@ -66,7 +66,13 @@ EVENT: Schema = {
 
 MESSAGES = [{"role": "user", "content": "a"}]
 
-KNOWN = known(
+TEXT_BLOCK: Schema = {
+    "type": "object",
+    "properties": {"type": constant("text"), "text": TEXT},
+    "required": ["text", "type"],
+}
+
+CONVERSATION = known(
     messages={
         "minItems": 1,
         "items": {
@@ -77,18 +83,16 @@ KNOWN = known(
         "description": "Contents may also be lists of blocks: text, thinking, tool_use, tool_result.",
     },
     system={
-        "anyOf": [TEXT, array(record({"type": constant("text"), "text": TEXT}), minItems=1)],
+        "anyOf": [TEXT, array(TEXT_BLOCK)],
         "description": "The system prompt.",
     },
-    max_tokens={"description": "Most tokens of the answer."},
-    stop_sequences={"items": TEXT, "description": "Texts that end the answer."},
     tools={
         "items": {
             "type": "object",
             "properties": {
-                "type": constant("custom"),
+                "type": {"enum": ["custom", None]},
                 "name": {**TEXT, "minLength": 1},
-                "description": TEXT,
+                "description": nullable(TEXT),
                 "input_schema": OBJECT,
             },
             "required": ["input_schema", "name"],
@@ -98,7 +102,9 @@ KNOWN = known(
     chat_template_kwargs={"description": "Further arguments of the template."},
     **{
         "output_config.effort": {"description": "For the chat template."},
-        "output_config.format": {"description": "A type, json_schema, and a schema."},
+        "output_config.format": {"description": "The form of the answer."},
+        "output_config.format.type": {"const": "json_schema"},
+        "output_config.format.schema": {"description": "Required with a type."},
         "thinking.type": {
             "enum": ["enabled", "adaptive", "disabled"],
             "description": "Whether the chat template lets the model think first.",
@@ -110,8 +116,17 @@ KNOWN = known(
     },
 )
 
+MESSAGE_FIELDS = {
+    **CONVERSATION,
+    "max_tokens": {"description": "Most tokens of the answer."},
+    "stop_sequences": {"items": TEXT, "description": "Texts that end the answer."},
+}
+
+MORE = {"system": "a", "tool_choice": {"type": "none"}}
+
 ERRORS = {
-    status: Answer(COMMON_ERRORS[status], ref("MessageError")) for status in (400, 404, 408, 413, 429, 500, 503, 504)
+    status: Answer(COMMON_ERRORS[status], ref("MessageError"))
+    for status in (400, 404, 408, 413, 429, 500, 503, 504)
 }
 
 OPERATIONS = (
@@ -123,7 +138,8 @@ OPERATIONS = (
         body=Body(
             lambda fields: read_message(fields, SamplingParams()),
             {"messages": MESSAGES, "max_tokens": 8},
-            KNOWN,
+            MESSAGE_FIELDS,
+            further=({"messages": MESSAGES, "max_tokens": 8, **MORE},),
         ),
     ),
     Operation(
@@ -131,7 +147,12 @@ OPERATIONS = (
         "post",
         "How many tokens the prompt of a message would have",
         {200: Answer("The number.", record({"input_tokens": COUNT})), **ERRORS},
-        body=Body(lambda fields: read_count(fields, SamplingParams()), {"messages": MESSAGES}, KNOWN),
+        body=Body(
+            lambda fields: read_count(fields, SamplingParams()),
+            {"messages": MESSAGES},
+            CONVERSATION,
+            further=({"messages": MESSAGES, **MORE},),
+        ),
     ),
 )
 

@@ -56,14 +56,16 @@ class ResponseEndpoints:
             return await stream_of(request, work.events())
         return JsonResponse(await while_connected(request, work.whole()))
 
-    async def show(self, request: Request) -> Response:
-        """A stored response."""
+    async def stored(self, request: Request) -> Response:
+        """A stored response, or its end, by the method."""
+        return self._forget(request) if request.method == "DELETE" else self._show(request)
+
+    def _show(self, request: Request) -> Response:
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise ApiError("a stored response is not streamed again; leave out stream", param="stream")
         return JsonResponse(self._store.get(request.path_params["id"]).answer)
 
-    async def forget(self, request: Request) -> Response:
-        """Remove a stored response."""
+    def _forget(self, request: Request) -> Response:
         response_id = request.path_params["id"]
         self._store.remove(response_id)
         return JsonResponse({"id": response_id, "object": "response", "deleted": True})
