@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from tokenmill.errors import ConfigError
@@ -125,3 +127,78 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the HTTP server behaves towards its clients. Seconds may be None for no limit.
+
+    api_keys, api_key_file: keys that clients may show; a file has one a line and is read again on
+        SIGHUP. None at all lets everyone in.
+    allowed_hosts: names that a Host header may carry, without ports; None accepts any.
+    cors_origins: web origins whose pages may call the server; "*" is every one.
+    max_body_bytes: of a request. max_prompt_chars: of one prompt, before it is tokenised; None takes 16
+        for each token of max_model_len, at least a million.
+    max_n, max_logprobs: most answers, and most log-probabilities a position, of one request.
+    max_queue: answers that may wait for a place in the batch; what comes on top is refused (429).
+    request_timeout_s: from the engine's taking up a request to its last token.
+    body_timeout_s: for a client to send its body. stall_timeout_s: for a client to take a piece of its
+        answer.
+    drain_s: for running requests to finish at the end.
+    step_timeout_s: how long a step of the engine may take before /health says that it hangs.
+    metrics_prefix: of the names at /metrics. access_log: a line for each request. log_prompts: prompts
+        as well. enable_sleep: serve /sleep and /wake_up. otlp_endpoint: where traces go, if anywhere.
+    max_requests: served at once, those included whose clients are slow to take their answers.
+    ssl_certfile, ssl_keyfile: PEM files; both, or none for plain HTTP.
+    """
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: Path | None = None
+    allowed_hosts: tuple[str, ...] | None = None
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 16 << 20
+    max_prompt_chars: int | None = None
+    max_n: int = 128
+    max_logprobs: int = 20
+    max_queue: int = 256
+    request_timeout_s: float | None = None
+    body_timeout_s: float | None = 60.0
+    stall_timeout_s: float | None = 60.0
+    drain_s: int = 30
+    step_timeout_s: float = 120.0
+    metrics_prefix: str = "tokenmill"
+    access_log: bool = False
+    log_prompts: bool = False
+    enable_sleep: bool = False
+    otlp_endpoint: str | None = None
+    max_requests: int = 1000
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_n", "max_queue", "max_requests"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        _require(self.max_logprobs >= 0, f"max_logprobs must not be negative, not {self.max_logprobs}")
+        _require(self.drain_s >= 0, f"drain_s must not be negative, not {self.drain_s}")
+        for name in (
+            "max_prompt_chars",
+            "request_timeout_s",
+            "body_timeout_s",
+            "stall_timeout_s",
+            "step_timeout_s",
+        ):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"{name} must be positive, not {value}")
+        _require(
+            re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix) is not None,
+            f"the metrics prefix {self.metrics_prefix!r} must be a name of letters, digits and _",
+        )
+        _require(
+            (self.ssl_certfile is None) == (self.ssl_keyfile is None),
+            "TLS needs both a certificate file and a key file",
+        )
+        for key in self.api_keys:
+            _require(
+                bool(key) and key.isascii() and key.isprintable() and " " not in key,
+                "an API key must be printable ASCII without spaces, and not empty",
+            )

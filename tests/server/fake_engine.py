@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.engine.outputs import CompletionOutput, EngineStats, Logprob, RequestOutput
+from tokenmill.engine.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    EngineStats,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenOutput,
+)
+from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
 from tokenmill.errors import EngineDeadError, RequestError
 
@@ -47,6 +58,12 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
 
+    def id_to_token(self, token_id: int) -> str | None:
+        return chr(token_id) if token_id < 0x110000 else None
+
+    def token_to_id(self, token: str) -> int | None:
+        return ord(token) if len(token) == 1 else None
+
 
 @dataclass
 class Asked:
@@ -55,6 +72,17 @@ class Asked:
     prompt: Any
     params: SamplingParams
     request_id: str | None
+    priority: int
+    cache_salt: str | None
+    ended: str | None = None
+
+
+@dataclass
+class Vectored:
+    """One call of embed. ended: "finished", or "dropped" if the caller left."""
+
+    prompt: Any
+    params: PoolingParams
     priority: int
     cache_salt: str | None
     ended: str | None = None
@@ -70,10 +98,14 @@ class FakeEngine:
 
     pace: float = 0.0
     is_dead: bool = False
+    busy_s: float = 0.0
+    waiting: int = 0
+    memory_given_back: int = 0
     max_model_len: int = 1000
     has_template: bool = True
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     asked: list[Asked] = field(default_factory=list)
+    vectored: list[Vectored] = field(default_factory=list)
 
     @property
     def tokenizer(self) -> FakeTokenizer:
@@ -84,7 +116,14 @@ class FakeEngine:
         self.is_dead = True
 
     def stats(self) -> EngineStats:
-        return EngineStats()
+        return EngineStats(waiting=self.waiting)
+
+    def watch(self, seen: Callable[[Sequence[TokenOutput]], None]) -> None:
+        self.seen = seen
+
+    async def give_back_memory(self) -> int:
+        self.memory_given_back += 1
+        return 4096
 
     async def generate(
         self,
@@ -124,6 +163,47 @@ class FakeEngine:
             call.ended = "finished"
         finally:
             call.ended = call.ended or "dropped"
+
+    async def embed(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of a text counts its letters by their codes' last two bits."""
+        params = pooling_params or PoolingParams()
+        call = Vectored(prompt, params, priority, cache_salt)
+        self.vectored.append(call)
+        if isinstance(prompt, dict):
+            ids = prompt["prompt_token_ids"]
+        else:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not all(0 <= token < 0x110000 for token in ids):
+            raise RequestError("the prompt has a token id that is not in the vocabulary")
+        if ord("!") in ids:
+            raise RequestError("temperature of this prompt is too high")
+        if (params.dimensions or 0) > 4:
+            raise RequestError(f"dimensions is {params.dimensions}, but vectors have 4 numbers")
+        try:
+            await asyncio.sleep(self.pace)
+            if self.is_dead or ord("?") in ids:
+                raise EngineDeadError("the engine stopped")
+            call.ended = "finished"
+        finally:
+            call.ended = call.ended or "dropped"
+        counts = [float(sum(token % 4 == bits for token in ids)) for bits in range(4)]
+        counts = counts[: params.dimensions]
+        length = math.hypot(*counts) if params.normalize else 1.0
+        return EmbeddingRequestOutput(
+            request_id=request_id or "",
+            outputs=EmbeddingOutput([count / (length or 1.0) for count in counts]),
+            prompt_token_ids=list(ids),
+            num_cached_tokens=1,
+            metrics=RequestMetrics(0.0),
+        )
 
     def _output(
         self, ids: list[int], params: SamplingParams, parts: list[list[int]], last: bool

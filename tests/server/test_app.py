@@ -4,6 +4,7 @@ import pytest
 
 from tests.server.conftest import Client, error_of
 from tests.server.fake_engine import FakeEngine
+from tokenmill.config import ServerConfig
 from tokenmill.server.app import create_app
 
 
@@ -39,7 +40,7 @@ def test_unknown_paths_and_methods(client: Client) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large(engine: FakeEngine, chunked: bool) -> None:
-    client = Client(engine, max_body_bytes=100)
+    client = Client(engine, config=ServerConfig(max_body_bytes=100))
 
     async def pieces():  # type: ignore[no-untyped-def]
         for _ in range(50):

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from tests.server.conftest import Client, events
 from tests.server.fake_engine import FakeEngine
 from tokenmill import __version__
+from tokenmill.config import ServerConfig
 from tokenmill.errors import TokenmillError
 from tokenmill.server.app import create_app
 from tokenmill.server.errors import ApiError
@@ -22,7 +23,8 @@ BODIES = [operation for operation in OPERATIONS if operation.body is not None]
 
 
 @pytest.fixture
-def served(client: Client) -> dict[str, Any]:
+def served(engine: FakeEngine) -> dict[str, Any]:
+    client = Client(engine, config=ServerConfig(enable_sleep=True))
     response = client.request("GET", "/openapi.json")
     assert response.status_code == 200
     found: dict[str, Any] = response.json()
@@ -36,7 +38,7 @@ def matches(served: Mapping[str, Any], schema: Mapping[str, Any], value: Any) ->
 
 
 def test_every_route_is_described_and_nothing_else(engine: FakeEngine, served: dict[str, Any]) -> None:
-    app = create_app(engine, model_names=("fake",))
+    app = create_app(engine, model_names=("fake",), config=ServerConfig(enable_sleep=True))
     routes = [route for route in app.routes if isinstance(route, Route)]
     assert len(routes) == len(app.routes)
     there = sorted(key for route in routes for key in operations_of(route))

@@ -66,6 +66,14 @@ class BlockPool:
             else:
                 self._blank.append(block)
 
+    def forget_cached(self) -> None:
+        """Keep no contents of free blocks any longer."""
+        while self._cached_free:
+            block, _ = self._cached_free.popitem(last=False)
+            self._cached[block] = 0
+            self._on_evict(block)
+            self._blank.append(block)
+
     def mark_cached(self, block: int) -> None:
         """The prefix index knows this block, which is in use: keep its contents when it is released."""
         self._cached[block] = 1

@@ -55,6 +55,10 @@ class CacheManager:
         """Share of the pool that requests use."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
+    def forget_all(self) -> None:
+        """Lose every text that no request uses."""
+        self.pool.forget_cached()
+
     def new_request(self) -> RequestBlocks:
         """Empty tables."""
         return RequestBlocks(len(self._windows))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
+import shlex
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli import options
+from tokenmill.cli import options, serve_options
 from tokenmill.cli.libraries import load_libraries
-from tokenmill.cli.usage import port, positive, size
 from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tokenmill.config import EngineConfig
+    from tokenmill.config import EngineConfig, ServerConfig
     from tokenmill.engine.async_engine import AsyncEngine
 
 EPILOG = """\
@@ -39,36 +41,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_model(parser)
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default: %(default)s, this machine only)",
-    )
-    group.add_argument(
-        "--port", type=port, default=8000, help="port; 0 takes a free one (default: 8000)"
-    )
-    group.add_argument(
-        "--served-model-name",
-        action="append",
-        metavar="NAME",
-        help="name that clients use (default: MODEL); may be repeated",
-    )
-    group.add_argument(
-        "--shutdown-timeout",
-        type=positive,
-        default=30,
-        metavar="SECONDS",
-        help="how long running requests may take to finish at the end (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-body",
-        type=size,
-        default=16 << 20,
-        metavar="SIZE",
-        help="largest request body (default: 16M)",
-    )
-    group.add_argument("--access-log", action="store_true", help="log every request")
+    serve_options.add_server_options(parser)
     options.add_engine_options(parser)
     parser.set_defaults(execute=execute)
 
@@ -76,31 +49,41 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run the command."""
     config = options.engine_config(args)
+    server = serve_options.server_config(args)
+    if server.log_prompts or server.access_log:
+        logging.getLogger("tokenmill.requests").setLevel(logging.INFO)
+    for warning in serve_options.warnings(args.host, server):
+        print(f"warning: {warning}", file=sys.stderr)
     listener = listen(args.host, args.port)
     with listener:
         load_libraries()
-        _serve(args, config, listener)
-    print("stopped", file=sys.stderr)
-    return 0
+        healthy = _serve(args, config, server, listener)
+    print("stopped" if healthy else "stopped: the engine died", file=sys.stderr)
+    return 0 if healthy else 1
 
 
-def _serve(args: argparse.Namespace, config: EngineConfig, listener: socket.socket) -> None:
+def _serve(
+    args: argparse.Namespace, config: EngineConfig, server: ServerConfig, listener: socket.socket
+) -> bool:
     from tokenmill.engine.async_engine import AsyncEngine
     from tokenmill.server.app import create_app
+    from tokenmill.server.controls import Controls
     from tokenmill.server.process import serve
 
+    controls = Controls.of(server)
     engine = AsyncEngine.from_config(config)
     try:
         names = tuple(args.served_model_name or (args.model,))
-        app = create_app(engine, model_names=names, max_body_bytes=args.max_body)
-        for line in summary(engine, names, listener):
+        app = create_app(engine, model_names=names, config=server, controls=controls)
+        for line in summary(engine, names, server, address(listener, server)):
             print(line, file=sys.stderr)
-        serve(
+        return serve(
             app,
             listener,
+            config=server,
+            controls=controls,
             drop=engine.shutdown,
-            drain_s=args.shutdown_timeout,
-            access_log=args.access_log,
+            is_dead=lambda: engine.is_dead,
         )
     finally:
         engine.shutdown()
@@ -129,16 +112,31 @@ def listen(host: str, number: int) -> socket.socket:
     return listener
 
 
-def summary(engine: AsyncEngine, names: tuple[str, ...], listener: socket.socket) -> list[str]:
-    """What is served, with what, and where."""
-    lines = [f"model {', '.join(names)}, up to {engine.max_model_len} tokens"]
+def address(listener: socket.socket, server: ServerConfig) -> str:
+    """Where the server is, as a URL."""
+    host, number = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if server.ssl_certfile else 'http'}://{shown}:{number}"
+
+
+def summary(engine: AsyncEngine, names: tuple[str, ...], server: ServerConfig, url: str) -> list[str]:
+    """What is served, with what, and where; and a first request to try."""
+    rows = [("model", f"{', '.join(names)}, up to {engine.max_model_len} tokens")]
     built = engine.built
     if built is not None:
         threads = built.threads
-        lines.append(f"loaded in {built.load_s:.1f} s; {threads.count} threads ({threads.why})")
-        lines += built.operators.notes
-        lines += built.memory.describe()
-    host, number = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    lines.append(f"serving http://{shown}:{number}/v1 (Ctrl-C stops)")
-    return lines
+        rows.append(("threads", f"{threads.count} ({threads.why}); loaded in {built.load_s:.1f} s"))
+        rows += [("operators", note) for note in built.operators.notes]
+        rows += [("memory", line) for line in built.memory.describe()]
+    locked = bool(server.api_keys or server.api_key_file)
+    rows.append(("access", "with an API key" if locked else "without an API key"))
+    rows.append(("address", f"{url}/v1 (Ctrl-C stops)"))
+    key = " -H 'Authorization: Bearer '$TOKENMILL_API_KEY" if locked else ""
+    body = json.dumps({"model": names[0], "messages": [{"role": "user", "content": "Hello"}]})
+    quoted = shlex.quote(body)
+    lines = [f"{name:<10}{text}" for name, text in rows]
+    return [
+        *lines,
+        "try:",
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {quoted}",
+    ]

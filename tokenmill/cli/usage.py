@@ -41,6 +41,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """A duration of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
 def positive_list(text: str) -> tuple[int, ...]:
     """Whole numbers from 1, separated by commas."""
     return tuple(positive(part.strip()) for part in text.split(","))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tokenmill.engine.build import BuiltEngine, build_engine
@@ -64,6 +64,7 @@ class AsyncEngine:
         """By the engine's request ids."""
         self._requests: dict[str, tuple[Conversation, _Stream]] = {}
         """By the callers' request ids."""
+        self._watch: Callable[[Sequence[TokenOutput]], None] | None = None
         self._thread = EngineThread(engine, self._deliver)
 
     @classmethod
@@ -86,6 +87,24 @@ class AsyncEngine:
     def is_dead(self) -> bool:
         """Whether the engine has stopped, so that every request fails."""
         return self._thread.error is not None
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the engine was last seen to make progress while it had work; 0 while idle. Much
+        more than a step takes means that it hangs."""
+        return self._thread.busy_s
+
+    def watch(self, seen: Callable[[Sequence[TokenOutput]], None]) -> None:
+        """Call ``seen`` with all tokens as they come, on the event loop; it must return quickly."""
+        self._watch = seen
+
+    async def give_back_memory(self) -> int:
+        """Forget all that is cached, and let the system have the memory until it is needed again.
+
+        Returns the bytes given back. Raises RequestError while there are requests, EngineDeadError if
+        the engine has stopped.
+        """
+        return await asyncio.wrap_future(self._thread.give_back_memory())
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -238,6 +257,8 @@ class AsyncEngine:
 
     def _arrive(self, events: Sequence[Event]) -> None:
         """On an event loop: wake the coroutines that the events belong to."""
+        if self._watch is not None:
+            self._watch([event for event in events if isinstance(event, TokenOutput)])
         for event in events:
             if isinstance(event, EngineStopped):
                 for stream in tuple(self._streams.values()):

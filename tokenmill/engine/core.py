@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmill.cache.manager import CacheManager
+from tokenmill.cache.pages import give_back_pages
 from tokenmill.engine import sampler
 from tokenmill.engine.outputs import (
     EngineStats,
@@ -119,6 +120,18 @@ class Engine:
         self._finished["abort"] += 1
         return True
 
+    def give_back_memory(self) -> int:
+        """Forget all that is cached, and let the system have the memory until it is needed again.
+
+        Returns the bytes given back. Raises RequestError while there are requests.
+        """
+        if self._requests:
+            raise RequestError(
+                f"{len(self._requests)} requests are not finished; memory can be given back afterwards"
+            )
+        self._cache.forget_all()
+        return give_back_pages(self.runner.pool.data_ptr(), self.runner.pool.nbytes)
+
     @torch.inference_mode()
     def step(self) -> list[TokenOutput | PooledOutput]:
         """Advance by one step; what it added to requests that got a token, and finished vectors."""
@@ -217,8 +230,11 @@ class Engine:
         request.sampling.append(token)
         self._generated_tokens += 1
         metrics = request.metrics
-        if metrics.first_token_time is None:
+        interval = None
+        if metrics.last_token_time is None:
             metrics.first_token_time = now
+        else:
+            interval = now - metrics.last_token_time
         metrics.last_token_time = now
         reason, stop_reason = self._finish_reason(request, token)
         if reason is not None:
@@ -233,6 +249,7 @@ class Engine:
             stop_reason=stop_reason,
             num_cached_tokens=request.num_cached,
             metrics=metrics,
+            interval_s=interval,
         )
 
     @staticmethod

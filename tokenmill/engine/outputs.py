@@ -38,7 +38,7 @@ class TokenOutput:
 
     logprobs: one entry for each new token, or None. prompt_logprobs: with the first token, one entry
     for each token of the prompt (None for the first). stop_reason: the stop token id, if one of
-    ``stop_token_ids`` ended the answer.
+    ``stop_token_ids`` ended the answer. interval_s: since the answer's last token; None for the first.
     """
 
     request_id: str
@@ -49,6 +49,7 @@ class TokenOutput:
     stop_reason: int | None
     num_cached_tokens: int
     metrics: RequestMetrics
+    interval_s: float | None = None
 
 
 @dataclass(slots=True)

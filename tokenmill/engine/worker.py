@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from tokenmill.engine.core import Engine
@@ -47,6 +49,11 @@ class _Abort:
     request_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _GiveBack:
+    done: Future[int]
+
+
 class EngineThread:
     """Runs an engine; its methods may be called from any thread.
 
@@ -57,8 +64,9 @@ class EngineThread:
     def __init__(self, engine: Engine, deliver: Callable[[list[Event]], None]) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._inbox: SimpleQueue[_Add | _Abort | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Add | _Abort | _GiveBack | None] = SimpleQueue()
         self._error: EngineDeadError | None = None
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="tokenmill-engine", daemon=True)
         self._thread.start()
 
@@ -66,6 +74,12 @@ class EngineThread:
     def error(self) -> EngineDeadError | None:
         """Why the engine is dead; None while it lives."""
         return self._error
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the thread last made progress while it had work; 0 while it sleeps."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def add(self, requests: tuple[EngineRequest, ...]) -> None:
         """Queue requests. Raises EngineDeadError if the engine is dead."""
@@ -77,9 +91,18 @@ class EngineThread:
         """Drop requests before the next step; unknown ones are ignored."""
         self._inbox.put(_Abort(request_ids))
 
+    def give_back_memory(self) -> Future[int]:
+        """Between two steps, have the engine do what its method of this name does."""
+        done: Future[int] = Future()
+        self._inbox.put(_GiveBack(done))
+        if self._error is not None:
+            self._refuse_orders()
+        return done
+
     def stats(self) -> EngineStats:
-        """Counters of this moment."""
-        return self._engine.stats()
+        """Counters of this moment. What the engine has not taken up yet is waiting, too."""
+        stats = self._engine.stats()
+        return replace(stats, waiting=stats.waiting + self._inbox.qsize())
 
     def shutdown(self) -> None:
         """Stop after the present step; requests that were not finished fail. May be called twice."""
@@ -94,7 +117,7 @@ class EngineThread:
                 if outputs:
                     self._deliver([*outputs])
             self._stop(EngineDeadError("the engine was shut down"))
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread, nobody must wait for it
             log.exception("the engine stopped because of an internal error")
             self._stop(
                 EngineDeadError(
@@ -104,7 +127,18 @@ class EngineThread:
 
     def _stop(self, error: EngineDeadError) -> None:
         self._error = error
+        self._busy_since = None
         self._deliver([EngineStopped(error)])
+        self._refuse_orders()
+
+    def _refuse_orders(self) -> None:
+        """Nobody carries out what is still in the inbox. Additions have been told by EngineStopped."""
+        with contextlib.suppress(Empty):
+            while True:
+                order = self._inbox.get_nowait()
+                if isinstance(order, _GiveBack) and order.done.set_running_or_notify_cancel():
+                    assert self._error is not None
+                    order.done.set_exception(self._error)
 
     def _take_orders(self) -> bool:
         """Carry out what was asked since the last step, and wait if there is nothing else to do.
@@ -113,12 +147,17 @@ class EngineThread:
         failed: list[Event] = []
         try:
             while True:
-                order = self._inbox.get(block=not self._engine.has_work and not failed)
+                idle = not self._engine.has_work and not failed
+                self._busy_since = None if idle else time.monotonic()
+                order = self._inbox.get(block=idle)
+                self._busy_since = time.monotonic()
                 if order is None:
                     return False
                 if isinstance(order, _Abort):
                     for request_id in order.request_ids:
                         self._engine.abort(request_id)
+                elif isinstance(order, _GiveBack):
+                    self._give_back(order.done)
                 else:
                     failed += self._add(order)
         except Empty:
@@ -126,6 +165,14 @@ class EngineThread:
         finally:
             if failed:
                 self._deliver(failed)
+
+    def _give_back(self, done: Future[int]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(self._engine.give_back_memory())
+        except TokenmillError as error:
+            done.set_exception(error)
 
     def _add(self, order: _Add) -> list[RequestFailed]:
         failed = []

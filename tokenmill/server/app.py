@@ -10,10 +10,15 @@ from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
+from tokenmill.config import ServerConfig
+from tokenmill.server.admission import Admission
 from tokenmill.server.chat import ChatCompletion
 from tokenmill.server.completions import Completion
 from tokenmill.server.connection import (
@@ -25,9 +30,12 @@ from tokenmill.server.connection import (
     read_json,
     while_connected,
 )
+from tokenmill.server.controls import Controls
 from tokenmill.server.errors import ApiError, api_error
 from tokenmill.server.fields import Fields
+from tokenmill.server.metrics import Metrics
 from tokenmill.server.openapi.document import document_route
+from tokenmill.server.operations import CONTROL_PATHS, Operations
 from tokenmill.server.protocol import (
     Common,
     ServingEngine,
@@ -35,10 +43,12 @@ from tokenmill.server.protocol import (
     read_chat,
     read_completion,
 )
+from tokenmill.server.request_log import RequestLog
+from tokenmill.server.security import Guard
+from tokenmill.server.served_engine import ServedEngine
 
 log = logging.getLogger("tokenmill.server")
 
-MAX_BODY_BYTES = 16 << 20
 CLIENT_CLOSED_REQUEST = 499
 """What proxies log for a client that has left; nobody receives it."""
 
@@ -56,26 +66,80 @@ class Answering(Protocol):
 
 
 def create_app(
-    engine: ServingEngine, *, model_names: Sequence[str], max_body_bytes: int = MAX_BODY_BYTES
+    engine: ServingEngine,
+    *,
+    model_names: Sequence[str],
+    config: ServerConfig | None = None,
+    controls: Controls | None = None,
 ) -> Starlette:
     """The application. model_names: what clients may call the model, the first one first.
 
-    Whoever made the engine shuts it down.
+    controls: None makes new ones from ``config``. Whoever made the engine shuts it down. Raises
+    ConfigError if the configured key file can't be used.
     """
     if not model_names:
         raise ValueError("a server needs a name for its model")
-    server = Server(engine, tuple(model_names), max_body_bytes)
+    config = config or ServerConfig()
+    controls = controls or Controls.of(config)
+    metrics = Metrics(config.metrics_prefix, model_names[0], engine.max_model_len)
+    engine = ServedEngine(engine, config, metrics)
+    server = Server(engine, tuple(model_names), config.max_body_bytes)
+    operations = Operations(engine, config, controls.gate, metrics)
     routes = [
-        Route("/health", answering(server.health)),
+        Route("/health", answering(operations.health)),
+        Route("/ready", answering(operations.ready)),
+        Route("/ping", answering(operations.health)),
+        Route("/metrics", answering(operations.metrics)),
         Route("/v1/models", answering(server.models)),
         Route("/v1/models/{name:path}", answering(server.model)),
         Route("/v1/completions", answering(server.completions), methods=["POST"]),
         Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
     ]
+    if config.enable_sleep:
+        routes += [
+            Route("/sleep", answering(operations.sleep), methods=["POST"]),
+            Route("/wake_up", answering(operations.wake_up), methods=["POST"]),
+            Route("/is_sleeping", answering(operations.is_sleeping)),
+        ]
+    routes.append(document_route(routes))
     return Starlette(
-        routes=[*routes, document_route(routes)],
+        routes=routes,
+        middleware=_middleware(config, controls, _counting(metrics, routes)),
         exception_handlers={HTTPException: _http_error},
     )
+
+
+def _middleware(
+    config: ServerConfig, controls: Controls, answered: Callable[[Scope, int], None]
+) -> list[Middleware]:
+    """What every request passes, the outermost first."""
+    layers = [Middleware(RequestLog, lines=config.access_log, answered=answered)]
+    if config.cors_origins:
+        # Outside of the guard: browsers ask for permission without a key, and must see refusals.
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(config.cors_origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    return [
+        *layers,
+        Middleware(Guard, config=config, keys=controls.keys),
+        Middleware(Admission, gate=controls.gate, config=config, ungated=CONTROL_PATHS),
+    ]
+
+
+def _counting(metrics: Metrics, routes: Sequence[Route]) -> Callable[[Scope, int], None]:
+    """Counts answers by the path of their route: paths that clients make up would be without number."""
+    paths: dict[object, str] = {route.endpoint: route.path_format for route in routes}
+
+    def count(scope: Scope, status: int) -> None:
+        metrics.http(scope["method"], paths.get(scope.get("endpoint"), "other"), status)
+
+    return count
 
 
 class Server:
@@ -86,12 +150,6 @@ class Server:
         self._names = names
         self._max_body_bytes = max_body_bytes
         self._created = int(time.time())
-
-    async def health(self, request: Request) -> Response:
-        """200 while the engine lives, 503 afterwards."""
-        if self._engine.is_dead:
-            return JsonResponse({"status": "dead"}, status_code=503)
-        return JsonResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
         """The names of the model."""
@@ -157,7 +215,7 @@ def _error_response(error: Exception) -> Response:
     answer = api_error(error)
     if answer.status == 500:
         log.error("internal error while answering", exc_info=error)
-    return JsonResponse(answer.body(), status_code=answer.status)
+    return JsonResponse(answer.body(), status_code=answer.status, headers=answer.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -10,7 +10,8 @@ from tokenmill.errors import EngineDeadError, RequestError, TokenmillError
 class ApiError(TokenmillError):
     """An answer other than 200.
 
-    status: of HTTP. kind, code, param: ``type``, ``code`` and ``param`` of the body.
+    status: of HTTP. kind, code, param: ``type``, ``code`` and ``param`` of the body. retry_after_s:
+    when the client may come back.
     """
 
     def __init__(
@@ -21,12 +22,19 @@ class ApiError(TokenmillError):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer carries besides its body."""
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
     def body(self) -> dict[str, Any]:
         """For JSON."""

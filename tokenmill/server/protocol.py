@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenmill.engine.outputs import EngineStats, RequestOutput
+from tokenmill.engine.outputs import (
+    EmbeddingRequestOutput,
+    EngineStats,
+    RequestOutput,
+    TokenOutput,
+)
+from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.server.errors import ApiError
 from tokenmill.server.fields import Fields, whole
@@ -57,6 +63,14 @@ class ServingTokenizer(Protocol):
         """The bytes of a token."""
         ...
 
+    def id_to_token(self, token_id: int) -> str | None:
+        """A token's name in the vocabulary; None if there is no such token."""
+        ...
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a name in the vocabulary, or None."""
+        ...
+
 
 class ServingEngine(Protocol):
     """What is needed of an engine; ``AsyncEngine`` has it."""
@@ -74,6 +88,19 @@ class ServingEngine(Protocol):
     @property
     def is_dead(self) -> bool:
         """Whether every request fails."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the engine last made progress while it had work; 0 while it is idle."""
+        ...
+
+    def watch(self, seen: Callable[[Sequence[TokenOutput]], None]) -> None:
+        """Call ``seen`` with all tokens as they come."""
+        ...
+
+    async def give_back_memory(self) -> int:
+        """Drop what is cached; the bytes that the system got back."""
         ...
 
     @property
@@ -95,6 +122,18 @@ class ServingEngine(Protocol):
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Answers as they grow. Leaving the iteration drops the request."""
+        ...
+
+    async def embed(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt. Cancelling drops the request."""
         ...
 
 
@@ -157,7 +196,7 @@ def read_completion(fields: Fields, defaults: SamplingParams) -> CompletionReque
         raise fields.wrong("echo", "with logprobs can't be streamed; leave out stream")
     return CompletionRequest(
         common=_common(fields, sampling),
-        prompts=_prompts(fields),
+        prompts=read_prompts(fields),
         echo=echo,
         scores_only=max_tokens == 0,
     )
@@ -215,21 +254,21 @@ def _common(fields: Fields, sampling: SamplingParams) -> Common:
     )
 
 
-def _prompts(fields: Fields) -> tuple[Prompt, ...]:
-    """One text, several, one list of token ids, or several."""
-    value = fields.any("prompt")
+def read_prompts(fields: Fields, name: str = "prompt", most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
+    """One text, several, one list of token ids, or several. Raises ApiError (400)."""
+    value = fields.any(name)
     if value is None:
-        raise fields.wrong("prompt", "is missing")
+        raise fields.wrong(name, "is missing")
     alone = _prompt(value)
     several = [_prompt(entry) for entry in value] if isinstance(value, list) else []
     found = [alone] if alone is not None else several
     prompts = [prompt for prompt in found if prompt is not None]
     if not prompts or len(prompts) < len(found):
-        raise fields.wrong("prompt", "must be a string, a list of token ids, or a list of those")
-    if len(prompts) > MAX_PROMPTS:
-        raise fields.wrong("prompt", f"must be at most {MAX_PROMPTS} prompts")
+        raise fields.wrong(name, "must be a string, a list of token ids, or a list of those")
+    if len(prompts) > most:
+        raise fields.wrong(name, f"must be at most {most} prompts")
     if any(not prompt for prompt in prompts):
-        raise fields.wrong("prompt", "must not be empty")
+        raise fields.wrong(name, "must not be empty")
     return tuple(prompts)
 
 

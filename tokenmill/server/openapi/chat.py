@@ -88,7 +88,7 @@ OPERATIONS = (
             KNOWN,
             further=({"messages": MESSAGES, "logprobs": True, "top_logprobs": 1},),
         ),
-        errors=(400, 404, 413, 500, 503),
+        errors=(400, 404, 408, 413, 429, 500, 503, 504),
     ),
 )
 

@@ -71,7 +71,7 @@ OPERATIONS = (
         "Continuations of prompts",
         {200: Answer("The continuations.", ref("Completion"), event(ref("CompletionChunk")))},
         body=Body(lambda fields: read_completion(fields, SamplingParams()), {"prompt": "a"}, KNOWN),
-        errors=(400, 404, 413, 500, 503),
+        errors=(400, 404, 408, 413, 429, 500, 503, 504),
     ),
 )
 

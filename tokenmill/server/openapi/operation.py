@@ -13,9 +13,12 @@ from tokenmill.server.openapi.schemas import TEXT, Schema, nullable, ref
 COMMON_ERRORS = {
     400: "The request is invalid; the error names the field.",
     404: "There is no such model or path.",
+    408: "The body did not arrive in time.",
     413: "The body is larger than the server accepts.",
+    429: "Too many requests wait already; Retry-After says when to come back.",
     500: "A bug of the server; its log says more.",
-    503: "The engine is gone.",
+    503: "The server is stopping, asleep or dead; Retry-After says when to come back, if ever.",
+    504: "The answer took longer than the server gives a request.",
 }
 
 
@@ -23,7 +26,8 @@ COMMON_ERRORS = {
 class Body:
     """What a request may hold.
 
-    read: the endpoint's reader. minimal: the least that it accepts, so each of its fields is required.
+    read: the endpoint's reader. minimal: the least that it accepts, so each of its fields is required,
+    unless ``required`` says otherwise because another field may stand in for it.
     further: other bodies that it accepts, where it reads fields that it does not read of the first.
     known: what can be said of fields beyond their type, by name. Fields of nested objects are named
     ``outer.inner``.
@@ -33,13 +37,15 @@ class Body:
     minimal: Mapping[str, Any]
     known: Mapping[str, Schema]
     further: Sequence[Mapping[str, Any]] = ()
+    required: Sequence[str] | None = None
 
     def schema(self) -> Schema:
         """As JSON Schema. Raises KeyError for a field whose type only ``known`` could tell."""
         return self._object(observe(self.read, (self.minimal, *self.further)), "")
 
     def _object(self, seen: Seen, where: str) -> Schema:
-        required = [] if where else list(self.minimal)
+        always = self.minimal if self.required is None else self.required
+        required = [] if where else list(always)
         properties = {
             name: self._field(seen, name, f"{where}{name}", name in required)
             for name in seen.schemas
