@@ -146,6 +146,8 @@ class FakeEngine:
         letters = self.tokenizer.decode(ids)
         if "!" in letters:
             raise RequestError("temperature of this prompt is too high")
+        if not ids:
+            raise RequestError("the prompt is empty")
         whole: list[list[int]] = [[] for _ in range(params.n)]
         length = min(params.max_tokens or 26, self.max_model_len)
         try:
@@ -189,7 +191,7 @@ class FakeEngine:
             raise RequestError(f"dimensions is {params.dimensions}, but vectors have 4 numbers")
         try:
             await asyncio.sleep(self.pace)
-            if self.is_dead or ord("?") in ids:
+            if self.is_dead or self.tokenizer.decode(ids) == "die":
                 raise EngineDeadError("the engine stopped")
             call.ended = "finished"
         finally:

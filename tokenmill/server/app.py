@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from tokenmill.config import ServerConfig
+from tokenmill.server.about import About
 from tokenmill.server.admission import Admission
 from tokenmill.server.chat import ChatCompletion
 from tokenmill.server.completions import Completion
@@ -31,6 +32,7 @@ from tokenmill.server.connection import (
     while_connected,
 )
 from tokenmill.server.controls import Controls
+from tokenmill.server.embeddings import EmbeddingEndpoints
 from tokenmill.server.errors import ApiError, api_error
 from tokenmill.server.fields import Fields
 from tokenmill.server.metrics import Metrics
@@ -44,8 +46,10 @@ from tokenmill.server.protocol import (
     read_completion,
 )
 from tokenmill.server.request_log import RequestLog
+from tokenmill.server.scoring import RERANK_PATHS, SCORE_PATHS, ScoringEndpoints
 from tokenmill.server.security import Guard
 from tokenmill.server.served_engine import ServedEngine
+from tokenmill.server.tokens import TokenEndpoints
 
 log = logging.getLogger("tokenmill.server")
 
@@ -84,6 +88,10 @@ def create_app(
     metrics = Metrics(config.metrics_prefix, model_names[0], engine.max_model_len)
     engine = ServedEngine(engine, config, metrics)
     server = Server(engine, tuple(model_names), config.max_body_bytes)
+    vectors = EmbeddingEndpoints(engine, model_names, config.max_body_bytes)
+    scoring = ScoringEndpoints(engine, model_names, config.max_body_bytes)
+    tokens = TokenEndpoints(engine, model_names, config.max_body_bytes)
+    about = About(engine)
     operations = Operations(engine, config, controls.gate, metrics)
     routes = [
         Route("/health", answering(operations.health)),
@@ -94,6 +102,13 @@ def create_app(
         Route("/v1/models/{name:path}", answering(server.model)),
         Route("/v1/completions", answering(server.completions), methods=["POST"]),
         Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
+        Route("/v1/embeddings", answering(vectors.create), methods=["POST"]),
+        Route("/tokenize", answering(tokens.tokenize), methods=["POST"]),
+        Route("/detokenize", answering(tokens.detokenize), methods=["POST"]),
+        Route("/version", answering(about.version)),
+        Route("/load", answering(about.load)),
+        *(Route(path, answering(scoring.score), methods=["POST"]) for path in SCORE_PATHS),
+        *(Route(path, answering(scoring.rerank), methods=["POST"]) for path in RERANK_PATHS),
     ]
     if config.enable_sleep:
         routes += [

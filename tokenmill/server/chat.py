@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from tokenmill.engine.outputs import CompletionOutput, RequestOutput
-from tokenmill.server.errors import ApiError
+from tokenmill.server.chat_prompt import chat_prompt
 from tokenmill.server.logprobs import chat_logprobs
 from tokenmill.server.protocol import ChatRequest, ServingEngine
 from tokenmill.server.usage import Usage
@@ -71,7 +71,7 @@ class ChatCompletion:
     async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         common = self._request.common
         # A template may take a while, and must not hold up other requests' tokens.
-        prompt = await asyncio.to_thread(self._prompt)
+        prompt = await asyncio.to_thread(chat_prompt, self._engine.tokenizer, self._request)
         outputs: Any = self._engine.generate(
             prompt,
             common.sampling,
@@ -80,17 +80,6 @@ class ChatCompletion:
             cache_salt=common.cache_salt,
         )
         return _as_generator(outputs)
-
-    def _prompt(self) -> dict[str, Any]:
-        tokenizer = self._engine.tokenizer
-        if tokenizer is None or tokenizer.chat_template is None:
-            raise ApiError(
-                "this model has no chat template (it is a base model); use /v1/completions",
-                param="messages",
-            )
-        text = tokenizer.chat_template.render(self._request.messages, **self._request.options)
-        # The template has written whatever begins a text.
-        return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}

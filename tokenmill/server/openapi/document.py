@@ -11,19 +11,22 @@ from starlette.routing import BaseRoute, Route
 
 from tokenmill import __version__
 from tokenmill.server.connection import JsonResponse
-from tokenmill.server.openapi import answers, basics, chat, completions
+from tokenmill.server.openapi import answers, basics, chat, completions, tokens, vectors
 from tokenmill.server.openapi.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     *basics.OPERATIONS,
     *completions.OPERATIONS,
     *chat.OPERATIONS,
+    *vectors.OPERATIONS,
+    *tokens.OPERATIONS,
 )
 
 COMPONENTS: Mapping[str, Any] = {
     **answers.COMPONENTS,
     **completions.COMPONENTS,
     **chat.COMPONENTS,
+    **vectors.COMPONENTS,
 }
 
 
