@@ -15,7 +15,7 @@ from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import BaseModel, TypeAdapter
 
 from tests.server.conftest import Client, error_of, running
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, FakeTemplate, FakeTokenizer
 from tests.server.scripted import Script, called, ended, said, thought
 from tests.server.test_connection import wait_for
 from tokenmill.errors import EngineDeadError, RequestError
@@ -306,6 +306,39 @@ def test_a_streamed_answer_can_be_continued(client: Client, script: Script) -> N
     last = stream(client, input="one")[-1]["response"]
     make(client, input="two", previous_response_id=last["id"])
     assert [message["content"] for message in script.requests[1].messages] == ["one", "Hello", "two"]
+
+
+class WholeTemplate(FakeTemplate):
+    """Every message counts."""
+
+    def render(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+class ForgetfulEngine(FakeEngine):
+    """Its template writes all messages."""
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        return FakeTokenizer(WholeTemplate())
+
+
+def test_truncation(script: Script) -> None:
+    client = Client(ForgetfulEngine(max_model_len=100))
+    items = [
+        {"role": "system", "content": "s" * 10},
+        {"role": "user", "content": "a" * 50},
+        {"role": "assistant", "content": "b" * 10},
+        {"role": "user", "content": "c" * 10},
+    ]
+    for truncation, limit, roles in (
+        ("disabled", 20, "system user assistant user"),
+        ("auto", 20, "system user assistant user"),
+        ("auto", 21, "system user"),
+        ("auto", None, "system user"),
+    ):
+        make(client, input=items, truncation=truncation, max_output_tokens=limit)
+        assert " ".join(message["role"] for message in script.requests[-1].messages) == roles
 
 
 def test_stored_responses(api: openai.OpenAI, script: Script) -> None:

@@ -72,6 +72,21 @@ TEXT_BLOCK: Schema = {
     "required": ["text", "type"],
 }
 
+NESTED: dict[str, Schema] = {
+    "output_config.effort": {"description": "For the chat template."},
+    "output_config.format": {"description": "The form of the answer."},
+    "output_config.format.type": {"const": "json_schema"},
+    "output_config.format.schema": {"description": "Required with a type."},
+    "thinking.type": {
+        "enum": ["enabled", "adaptive", "disabled"],
+        "description": "Whether the chat template lets the model think first.",
+    },
+    "tool_choice.type": {
+        "enum": ["auto", "none"],
+        "description": "With tools, also any, or tool with a name.",
+    },
+}
+
 CONVERSATION = known(
     messages={
         "minItems": 1,
@@ -100,20 +115,7 @@ CONVERSATION = known(
         "description": "What the model may call.",
     },
     chat_template_kwargs={"description": "Further arguments of the template."},
-    **{
-        "output_config.effort": {"description": "For the chat template."},
-        "output_config.format": {"description": "The form of the answer."},
-        "output_config.format.type": {"const": "json_schema"},
-        "output_config.format.schema": {"description": "Required with a type."},
-        "thinking.type": {
-            "enum": ["enabled", "adaptive", "disabled"],
-            "description": "Whether the chat template lets the model think first.",
-        },
-        "tool_choice.type": {
-            "enum": ["auto", "none"],
-            "description": "With tools, also any, or tool with a name.",
-        },
-    },
+    **NESTED,
 )
 
 MESSAGE_FIELDS = {

@@ -147,6 +147,14 @@ ITEMS = record(
 
 DELETED = record({"id": TEXT, "object": constant("response"), "deleted": {"const": True}})
 
+NESTED: dict[str, Schema] = {
+    "text.format.type": {
+        "enum": ["text", "json_object", "json_schema"],
+        "description": "With json_schema, also name, schema, description and strict.",
+    },
+    "reasoning.effort": {"description": "For the chat template."},
+}
+
 KNOWN = known(
     input={
         "anyOf": [
@@ -207,13 +215,7 @@ KNOWN = known(
     safety_identifier={"description": "Repeated in the answer."},
     user={"description": "Repeated in the answer."},
     chat_template_kwargs={"description": "Further arguments of the template."},
-    **{
-        "text.format.type": {
-            "enum": ["text", "json_object", "json_schema"],
-            "description": "With json_schema, also name, schema, description and strict.",
-        },
-        "reasoning.effort": {"description": "For the chat template."},
-    },
+    **NESTED,
 )
 
 ID = {"id": "of a stored response"}

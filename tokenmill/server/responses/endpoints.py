@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from tokenmill.server.responses.events import ResponseEvents
 from tokenmill.server.responses.items import Item
 from tokenmill.server.responses.request import ResponseRequest, read_response
 from tokenmill.server.responses.store import ResponseStore, Stored
+from tokenmill.server.responses.truncation import truncated
 from tokenmill.server.typed_events import stream_of
 
 log = logging.getLogger("tokenmill.server")
@@ -51,10 +53,13 @@ class ResponseEndpoints:
         if parsed.previous is not None:
             previous = self._store.get(parsed.previous, "previous_response_id")
         chat = parsed.after(previous.conversation if previous is not None else [])
-        work = _Answer(self._engine, self._store, parsed, chat, previous, model)
+        if parsed.truncates:
+            work = asyncio.to_thread(truncated, self._engine, chat)
+            chat = await while_connected(request, work)
+        answer = _Answer(self._engine, self._store, parsed, chat, previous, model)
         if parsed.chat.common.stream:
-            return await stream_of(request, work.events())
-        return JsonResponse(await while_connected(request, work.whole()))
+            return await stream_of(request, answer.events())
+        return JsonResponse(await while_connected(request, answer.whole()))
 
     async def stored(self, request: Request) -> Response:
         """A stored response, or its end, by the method."""
