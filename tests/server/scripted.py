@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.server.chat_events import (
@@ -28,6 +28,8 @@ class Script:
 
     async def __call__(self, engine: Any, request: ChatRequest) -> AsyncGenerator[ChatEvent, None]:
         self.requests.append(request)
+        if isinstance(self.events[-1], Usage):
+            yield replace(self.events[-1], completion_tokens=0, reasoning_tokens=0)
         for event in self.events:
             await asyncio.sleep(0)
             if isinstance(event, Exception):

@@ -145,6 +145,8 @@ def test_the_events_of_everything(client: Client, script: Script) -> None:
         *("message_delta", "message_stop"),
     ]
     assert found[0]["message"]["content"] == []
+    assert found[0]["message"]["usage"]["input_tokens"] == 6
+    assert found[0]["message"]["usage"]["output_tokens"] == 0
     assert [e["content_block"]["type"] for e in found if e["type"] == start] == [
         *("thinking", "text", "tool_use", "tool_use"),
     ]

@@ -21,7 +21,7 @@ from tokenmill.config import ServerConfig
 from tokenmill.server.about import About
 from tokenmill.server.admission import Admission
 from tokenmill.server.chat import ChatCompletion
-from tokenmill.server.completions import Completion
+from tokenmill.server.completions import Completion, read_completion
 from tokenmill.server.connection import (
     DONE,
     ClientGone,
@@ -35,6 +35,8 @@ from tokenmill.server.controls import Controls
 from tokenmill.server.embeddings import EmbeddingEndpoints
 from tokenmill.server.errors import ApiError, api_error
 from tokenmill.server.fields import Fields
+from tokenmill.server.messages.endpoints import MessageEndpoints
+from tokenmill.server.messages.errors import error_body
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.openapi.document import document_route
 from tokenmill.server.operations import CONTROL_PATHS, Operations
@@ -43,9 +45,10 @@ from tokenmill.server.protocol import (
     ServingEngine,
     check_model,
     read_chat,
-    read_completion,
 )
 from tokenmill.server.request_log import RequestLog
+from tokenmill.server.responses.endpoints import ResponseEndpoints
+from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.scoring import RERANK_PATHS, SCORE_PATHS, ScoringEndpoints
 from tokenmill.server.security import Guard
 from tokenmill.server.served_engine import ServedEngine
@@ -102,6 +105,10 @@ def create_app(
         Route("/v1/models/{name:path}", answering(server.model)),
         Route("/v1/completions", answering(server.completions), methods=["POST"]),
         Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
+        *_response_routes(
+            ResponseEndpoints(engine, model_names, config.max_body_bytes, ResponseStore())
+        ),
+        *_message_routes(MessageEndpoints(engine, model_names, config.max_body_bytes)),
         Route("/v1/embeddings", answering(vectors.create), methods=["POST"]),
         Route("/tokenize", answering(tokens.tokenize), methods=["POST"]),
         Route("/detokenize", answering(tokens.detokenize), methods=["POST"]),
@@ -155,6 +162,24 @@ def _counting(metrics: Metrics, routes: Sequence[Route]) -> Callable[[Scope, int
         metrics.http(scope["method"], paths.get(scope.get("endpoint"), "other"), status)
 
     return count
+
+
+def _response_routes(responses: ResponseEndpoints) -> list[Route]:
+    path = "/v1/responses"
+    return [
+        Route(path, answering(responses.create), methods=["POST"]),
+        Route(f"{path}/{{id}}", answering(responses.stored), methods=["GET", "DELETE"]),
+        Route(f"{path}/{{id}}/input_items", answering(responses.input_items)),
+        Route(f"{path}/{{id}}/cancel", answering(responses.cancel), methods=["POST"]),
+    ]
+
+
+def _message_routes(messages: MessageEndpoints) -> list[Route]:
+    path = "/v1/messages"
+    return [
+        Route(path, answering(messages.create, error_body), methods=["POST"]),
+        Route(f"{path}/count_tokens", answering(messages.count_tokens, error_body), methods=["POST"]),
+    ]
 
 
 class Server:
@@ -212,8 +237,9 @@ class Server:
 
 def answering(
     endpoint: Callable[[Request], Awaitable[Response]],
+    body: Callable[[ApiError], dict[str, Any]] = ApiError.body,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint with its errors turned into answers."""
+    """The endpoint with its errors turned into answers, whose bodies are as ``body`` writes them."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -221,16 +247,16 @@ def answering(
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            return _error_response(error)
+            return _error_response(error, body)
 
     return guarded
 
 
-def _error_response(error: Exception) -> Response:
+def _error_response(error: Exception, body: Callable[[ApiError], dict[str, Any]]) -> Response:
     answer = api_error(error)
     if answer.status == 500:
         log.error("internal error while answering", exc_info=error)
-    return JsonResponse(answer.body(), status_code=answer.status, headers=answer.headers)
+    return JsonResponse(body(answer), status_code=answer.status, headers=answer.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -36,6 +36,7 @@ class MessageEvents:
         self._max_tokens = max_tokens
         self._block: Block | None = None
         self._written: list[str] = []
+        self._begun = False
         self._finished: Finished | None = None
         self.answer: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
@@ -48,13 +49,16 @@ class MessageEvents:
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
 
-    def begin(self) -> Iterator[Event]:
+    def _begin(self) -> Iterator[Event]:
         """The message is under way."""
         yield {"type": "message_start", "message": dict(self.answer)}
         yield {"type": "ping"}
 
     def add(self, event: ChatEvent) -> Iterator[Event]:
-        """What the model brought forth."""
+        """What the model brought forth. The first that is not usage begins the answer."""
+        if not self._begun and not isinstance(event, Usage):
+            self._begun = True
+            yield from self._begin()
         if isinstance(event, ReasoningDelta):
             if event.text:
                 yield from self._switch({"type": "thinking", "thinking": "", "signature": ""})

@@ -11,13 +11,24 @@ from starlette.routing import BaseRoute, Route
 
 from tokenmill import __version__
 from tokenmill.server.connection import JsonResponse
-from tokenmill.server.openapi import answers, basics, chat, completions, tokens, vectors
+from tokenmill.server.openapi import (
+    answers,
+    basics,
+    chat,
+    completions,
+    messages,
+    responses,
+    tokens,
+    vectors,
+)
 from tokenmill.server.openapi.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     *basics.OPERATIONS,
     *completions.OPERATIONS,
     *chat.OPERATIONS,
+    *responses.OPERATIONS,
+    *messages.OPERATIONS,
     *vectors.OPERATIONS,
     *tokens.OPERATIONS,
 )
@@ -26,6 +37,8 @@ COMPONENTS: Mapping[str, Any] = {
     **answers.COMPONENTS,
     **completions.COMPONENTS,
     **chat.COMPONENTS,
+    **responses.COMPONENTS,
+    **messages.COMPONENTS,
     **vectors.COMPONENTS,
 }
 

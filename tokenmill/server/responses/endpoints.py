@@ -133,13 +133,8 @@ class _Answer:
 
     async def _told(self) -> AsyncGenerator[dict[str, Any], None]:
         growing = self._growing
-        begun = False
         async with aclosing(chat_events(self._engine, self._chat)) as chat:
             async for part in chat:
-                if not begun:
-                    begun = True
-                    for event in growing.begin():
-                        yield event
                 for event in growing.add(part):
                     yield event
         last = list(growing.end())

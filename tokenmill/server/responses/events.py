@@ -58,15 +58,20 @@ class ResponseEvents:
         }
         self._number = 0
         self._item: OpenItem | None = None
+        self._begun = False
+        self._usage: dict[str, Any] | None = None
         self._finished: Finished | None = None
 
-    def begin(self) -> Iterator[Event]:
+    def _begin(self) -> Iterator[Event]:
         """The answer is under way."""
         yield self._event("response.created", response=dict(self.answer))
         yield self._event("response.in_progress", response=dict(self.answer))
 
     def add(self, event: ChatEvent) -> Iterator[Event]:
-        """What the model brought forth."""
+        """What the model brought forth. The first that is not usage begins the answer."""
+        if not self._begun and not isinstance(event, Usage):
+            self._begun = True
+            yield from self._begin()
         if isinstance(event, ReasoningDelta):
             yield from self._switch(OpenReasoning)
             yield from self._extend(event.text)
@@ -83,7 +88,7 @@ class ResponseEvents:
         elif isinstance(event, Finished):
             self._finished = event
         elif isinstance(event, Usage):
-            self.answer["usage"] = _usage(event)
+            self._usage = _usage(event)
 
     def end(self) -> Iterator[Event]:
         """Nothing more will come. Raises ApiError if the engine gave the request up."""
@@ -94,6 +99,7 @@ class ResponseEvents:
         if self._item is None and not self.answer["output"]:
             yield from self._open(OpenMessage())
         yield from self._close("incomplete" if cut else "completed")
+        self.answer["usage"] = self._usage
         if cut:
             self.answer |= {
                 "status": "incomplete",
@@ -108,6 +114,7 @@ class ResponseEvents:
         yield from self._close("incomplete")
         self.answer |= {
             "status": "failed",
+            "usage": self._usage,
             "error": {
                 "code": ERROR_CODES.get(error.status, "server_error"),
                 "message": str(error),
