@@ -73,11 +73,11 @@ class Finished:
     """One prompt that has been served, well or not.
 
     reasons: how its answers ended: "stop", "length", "abort" (the client left, or time was up) or
-    "error". generated: tokens of all answers. times: None if the engine had not begun.
+    "error". generated: tokens of each answer. times: None if the engine had not begun.
     """
 
     prompt_tokens: int
-    generated: int
+    generated: Sequence[int]
     reasons: Sequence[str]
     params: SamplingParams
     times: RequestMetrics | None
@@ -123,6 +123,10 @@ class Metrics:
             ),
             "request_prompt_tokens": ("Tokens of prompts.", Histogram(tokens)),
             "request_generation_tokens": ("Tokens generated for a request.", Histogram(tokens)),
+            "request_max_num_generation_tokens": (
+                "Tokens of the longest answer of a request.",
+                Histogram(tokens),
+            ),
             "request_params_n": ("Answers asked for.", Histogram(FEW)),
             "request_params_max_tokens": ("Longest answers asked for.", Histogram(tokens)),
         }
@@ -149,7 +153,9 @@ class Metrics:
         if times is None:
             return
         self._observe("request_prompt_tokens", request.prompt_tokens)
-        self._observe("request_generation_tokens", request.generated)
+        generated = sum(request.generated)
+        self._observe("request_generation_tokens", generated)
+        self._observe("request_max_num_generation_tokens", max(request.generated, default=0))
         first, last, scheduled = (
             times.first_token_time,
             times.last_token_time,
@@ -164,7 +170,7 @@ class Metrics:
         if scheduled is not None:
             self._observe("request_prefill_time_seconds", first - scheduled)
             self._observe("request_inference_time_seconds", last - scheduled)
-        more = request.generated / request.params.n - 1
+        more = generated / request.params.n - 1
         if more >= 1:
             self._observe("request_time_per_output_token_seconds", (last - first) / more)
 

@@ -95,7 +95,7 @@ def line_of(request: Request, note: RequestNote, status: int) -> str:
     parts = [
         f"id={note.request_id}",
         f"client={client}",
-        f"{request.method} {_printable(request.url.path)}",
+        f"{request.method} {_printable(request.scope['path'])}",
         f"status={status}",
         f"seconds={time.monotonic() - note.started:.3f}",
     ]

@@ -161,7 +161,7 @@ class ServedEngine:
             reasons = [failure if output is None else "stop"]
             finished = Finished(
                 prompt_tokens=0 if output is None else len(output.prompt_token_ids),
-                generated=0,
+                generated=(),
                 reasons=reasons,
                 params=SamplingParams(max_tokens=None),
                 times=None if output is None else output.metrics,
@@ -246,7 +246,7 @@ class _Progress:
         """All of it. otherwise: how answers ended that have no reason of their own."""
         return Finished(
             prompt_tokens=self._prompt_tokens,
-            generated=sum(self._generated),
+            generated=tuple(self._generated),
             reasons=self._ends(otherwise),
             params=self._params,
             times=self._times,
