@@ -26,11 +26,15 @@ BETWEEN_FIELDS = (
     "top_logprobs needs logprobs",
     r"max_tokens must be at least 1, unless echo",
     r"min_tokens \(\d+\) is more than max_tokens",
-    "echo with logprobs can't be streamed",
+    "prompt_logprobs can't be streamed",
+    "best_of must equal n",
+    "suffix can't be combined with",
+    "suffix needs",
     r"text_1 has \d+ texts and text_2 has",
     "prompt is missing; give a text, or messages",
     "prompt and messages exclude each other",
     r"text.format.(name|schema) is missing",
+    r"(text|output_config).format can only be text",
     r"output_config.format.(type must be json_schema|schema is missing)",
 )
 """Why a body may be refused although each of its fields is as described."""
