@@ -111,7 +111,8 @@ KNOWN = known(
 )
 
 ERRORS = {
-    status: Answer(COMMON_ERRORS[status], ref("MessageError")) for status in (400, 404, 408, 413, 429, 500, 503, 504)
+    status: Answer(COMMON_ERRORS[status], ref("MessageError"))
+    for status in (400, 404, 408, 413, 429, 500, 503, 504)
 }
 
 OPERATIONS = (
