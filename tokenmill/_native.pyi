@@ -85,6 +85,7 @@ class Executor:
         window: int,
         scale: float,
         softcap: float,
+        sinks: int,
     ) -> None: ...
     def dense(self, weight: Matrix, out: int) -> None: ...
 

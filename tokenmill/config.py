@@ -9,7 +9,7 @@ from typing import Literal
 
 from tokenmill.errors import ConfigError
 
-CacheDType = Literal["auto", "float32", "float16", "bfloat16"]
+CacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 Quantization = Literal["int8", "int4"]
 
 
@@ -49,7 +49,8 @@ class CacheConfig:
 
     memory_bytes: size of the block pool; None takes a share of the free memory, but no more
         than max_num_seqs requests of max_model_len tokens could use.
-    cache_dtype: "auto" follows the checkpoint (fp32 -> fp32, bf16 -> bf16, everything else -> fp16).
+    cache_dtype: "auto" follows the checkpoint (fp32 -> fp32, bf16 -> bf16, everything else -> fp16);
+        "int8" halves the memory of fp16, with a scale for each head of each token.
     """
 
     memory_bytes: int | None = None
@@ -62,8 +63,8 @@ class CacheConfig:
             f"cache memory must be positive, not {self.memory_bytes} bytes",
         )
         _require(
-            self.cache_dtype in ("auto", "float32", "float16", "bfloat16"),
-            f"cache dtype {self.cache_dtype!r} is not one of auto, float32, float16, bfloat16",
+            self.cache_dtype in ("auto", "float32", "float16", "bfloat16", "int8"),
+            f"cache dtype {self.cache_dtype!r} is not one of auto, float32, float16, bfloat16, int8",
         )
 
 

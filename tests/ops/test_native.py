@@ -220,6 +220,7 @@ def attend(
     softcap: float,
     seed: int,
     chunks: int = 1,
+    with_sinks: bool = False,
 ) -> torch.Tensor:
     """Attention outputs of all tokens, request by request; the cached ones are stored in ``chunks``."""
     gen = generator(seed)
@@ -232,7 +233,8 @@ def attend(
     table = make(RopeTable(1.0 / 1000 ** (torch.arange(0, rotary, 2) / rotary)))
     norm = torch.rand(head_dim, generator=generator(1)) + 0.5
     store = make(RopeStore(heads, kv_heads, head_dim, rotary, dtype, norm, norm + 0.1, 1e-6))
-    run = make(Attention(heads, kv_heads, head_dim, head_dim**-0.5, dtype, softcap, window))
+    sinks = torch.randn(heads, generator=generator(2)) * 2 if with_sinks else None
+    run = make(Attention(heads, kv_heads, head_dim, head_dim**-0.5, dtype, softcap, window, sinks))
     cache = None
     outputs: list[list[torch.Tensor]] = [[] for _ in requests]
     done = [0 for _ in requests]
@@ -271,7 +273,8 @@ attention_cases = given(
     group=st.sampled_from([1, 2, 3, 7, 19]),
     kv_heads=st.integers(1, 3),
     head_dim=st.sampled_from([8, 24, 64, 80, 144]),
-    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8]),
+    with_sinks=st.booleans(),
     window=st.sampled_from([0, 0, 5, 33]),
     softcap=st.sampled_from([0.0, 3.0]),
     requests=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=3),
@@ -287,6 +290,7 @@ def test_rope_store_and_attention(
     kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
+    with_sinks: bool,
     window: int,
     softcap: float,
     requests: list[tuple[int, int]],
@@ -303,17 +307,20 @@ def test_rope_store_and_attention(
             window=window,
             softcap=softcap,
             seed=seed,
+            with_sinks=with_sinks,
         )
         for make in (provider.bind, REFERENCE.bind)
     )
-    # A key or value on the other side of a rounding boundary of a 16-bit cache moves by one step.
-    close(got, want, 2e-5 if dtype is torch.float32 else 5e-3 if dtype is torch.float16 else 4e-2)
+    # A key or value on the other side of a rounding boundary of the cache's type moves by one step.
+    steps = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.int8: 4e-2}
+    close(got, want, steps[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_attention_bits_do_not_depend_on_chunks_company_or_threads(
-    provider: NativeProvider, window: int, threads: int
+    provider: NativeProvider, dtype: torch.dtype, window: int, threads: int
 ) -> None:
     other, reason = load_provider(threads, kernels=provider.kernels)
     assert other is not None, reason
@@ -322,7 +329,7 @@ def test_attention_bits_do_not_depend_on_chunks_company_or_threads(
         heads=6,
         kv_heads=2,
         head_dim=40,
-        dtype=torch.float16,
+        dtype=dtype,
         window=window,
         softcap=0.0,
         seed=11,

@@ -24,9 +24,12 @@ class FullAttentionSpec:
 
         Within a page come the keys, ``[num_kv_heads, head_dim, 16]`` (a vector register of
         consecutive elements is one coordinate of consecutive tokens), then the values,
-        ``[num_kv_heads, 16, head_dim]``.
+        ``[num_kv_heads, 16, head_dim]``. Of int8, each head of each token has an fp32 scale: then come
+        those of the keys and those of the values, ``[num_kv_heads, 16]`` each.
         """
-        return 2 * self.num_kv_heads * self.head_dim * BLOCK_SIZE * self.dtype.itemsize
+        elements = self.head_dim * self.dtype.itemsize
+        scale = torch.float32.itemsize if self.dtype is torch.int8 else 0
+        return 2 * self.num_kv_heads * BLOCK_SIZE * (elements + scale)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
     )
     group.add_argument(
         "--cache-dtype",
-        choices=("auto", "float32", "float16", "bfloat16"),
+        choices=("auto", "float32", "float16", "bfloat16", "int8"),
         default="auto",
         help="type of keys and values (default: from the checkpoint)",
     )
@@ -51,7 +51,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
     )
     group.add_argument(
         "--dtype",
-        choices=("auto", "float32", "float16", "bfloat16"),
+        choices=("auto", "float32", "float16", "bfloat16", "int8"),
         default="auto",
         help="type of unquantised matrices (default: the checkpoint's)",
     )

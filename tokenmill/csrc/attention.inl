@@ -9,6 +9,7 @@ template <DType D>
 TM_INLINE V load_cached(const uint8_t* base, size_t i) {
     if constexpr (D == DType::F32) return vload((const float*)base + i);
     if constexpr (D == DType::F16) return vhalf((const uint16_t*)base + i);
+    if constexpr (D == DType::I8) return vtofloat(ifrom8((const int8_t*)base + i));
     return vbf16((const uint16_t*)base + i);
 }
 
@@ -18,13 +19,14 @@ TM_INLINE V load_cached_part(const uint8_t* base, size_t i, int n) {
     if constexpr (D == DType::F32) {
         return load_part((const float*)base + i, n);
     } else {
-        uint16_t t[16] = {};
-        std::memcpy(t, (const uint16_t*)base + i, size_t(n) * 2);
-        return load_cached<D>((const uint8_t*)t, 0);
+        constexpr size_t kSize = D == DType::I8 ? 1 : 2;
+        uint8_t t[32] = {};
+        std::memcpy(t, base + i * kSize, size_t(n) * kSize);
+        return load_cached<D>(t, 0);
     }
 }
 
-TM_INLINE size_t element_size(DType d) { return d == DType::F32 ? 4 : 2; }
+TM_INLINE size_t element_size(DType d) { return d == DType::F32 ? 4 : d == DType::I8 ? 1 : 2; }
 
 TM_INLINE void store_cached(uint8_t* base, size_t i, float x, DType d) {
     if (d == DType::F32) ((float*)base)[i] = x;
@@ -56,6 +58,19 @@ static void rotate(float* x, const float* rope, int rotary_dim) {
     }
 }
 
+// The scale of one head's int8: max |x| / 127, or 0 where the inverse of that might overflow.
+static float head_scale(const float* x, int n) {
+    V top = vset(0.0f), sum = vset(0.0f);
+    for (int i = 0; i < n; i += 16) {
+        V v = load_part(x + i, n - i);
+        top = vmax(top, vabs(v));
+        sum = vadd(sum, v);
+    }
+    if (any_nan(sum)) return NAN;
+    const float scale = vmaximum(top) / 127.0f;
+    return scale < FLT_MIN ? 0.0f : scale;
+}
+
 static void rope_store(const RopeStoreArgs& a, Thread& thread) {
     const int n = *a.rows, heads = a.num_heads + 2 * a.num_kv_heads, hd = a.head_dim;
     int begin, end;
@@ -71,13 +86,21 @@ static void rope_store(const RopeStoreArgs& a, Thread& thread) {
         const int pos = a.positions[t], slot = pos % kBlock;
         const int block = a.cache.block_table[size_t(a.token_req[t]) * size_t(a.cache.max_blocks) + size_t(pos / kBlock)];
         uint8_t* page = a.cache.pool + int64_t(block) * a.cache.block_bytes + a.cache.offset;
-        const size_t head_bytes = size_t(hd) * kBlock * element_size(a.cache.dtype);
-        if (key) {
-            uint8_t* to = page + size_t(h - a.num_heads) * head_bytes;
-            for (int d = 0; d < hd; d++) store_cached(to, size_t(d) * kBlock + size_t(slot), x[d], a.cache.dtype);
+        const size_t head_bytes = size_t(hd) * kBlock * element_size(a.cache.dtype), kv_heads = size_t(a.num_kv_heads);
+        const size_t head = size_t(h - a.num_heads);  // values follow num_kv_heads keys
+        uint8_t* to = page + head * head_bytes;
+        auto index = [&](int d) { return key ? size_t(d) * kBlock + size_t(slot) : size_t(slot) * size_t(hd) + size_t(d); };
+        if (a.cache.dtype == DType::I8) {
+            const float scale = head_scale(x, hd);
+            const V inverse = vset(scale == 0.0f ? 0.0f : 1.0f / scale);
+            ((float*)(page + 2 * kv_heads * head_bytes))[head * kBlock + size_t(slot)] = scale;
+            for (int d = 0; d < hd; d += 16) {
+                alignas(16) int8_t q[16];
+                istore8(q, vtoint(vmin(vset(127.0f), vmax(vset(-127.0f), vmul(load_part(x + d, hd - d), inverse)))));
+                for (int i = 0; i < 16 && d + i < hd; i++) to[index(d + i)] = uint8_t(q[i]);
+            }
         } else {
-            uint8_t* to = page + size_t(h - a.num_heads) * head_bytes;  // values follow num_kv_heads keys
-            for (int d = 0; d < hd; d++) store_cached(to, size_t(slot) * size_t(hd) + size_t(d), x[d], a.cache.dtype);
+            for (int d = 0; d < hd; d++) store_cached(to, index(d), x[d], a.cache.dtype);
         }
     }
 }
@@ -86,7 +109,7 @@ constexpr int kQueryRows = 16;  // query rows (tokens of one request times heads
 
 // Scores of NR query rows against NB blocks of 16 keys.
 template <DType D, int NR, int NB>
-TM_INLINE void score_blocks(const float* q, int hd, const uint8_t* const* keys, float* out) {
+TM_INLINE void score_blocks(const float* q, int hd, const uint8_t* const* keys, const float* const* scales, float* out) {
     V acc[NR][NB];
     for (int r = 0; r < NR; r++)
         for (int b = 0; b < NB; b++) acc[r][b] = vset(0.0f);
@@ -99,15 +122,18 @@ TM_INLINE void score_blocks(const float* q, int hd, const uint8_t* const* keys, 
         }
     }
     for (int r = 0; r < NR; r++)
-        for (int b = 0; b < NB; b++) vstore(out + r * kSplit + b * kBlock, acc[r][b]);
+        for (int b = 0; b < NB; b++) {
+            if constexpr (D == DType::I8) acc[r][b] = vmul(acc[r][b], vload(scales[b]));
+            vstore(out + r * kSplit + b * kBlock, acc[r][b]);
+        }
 }
 
 template <DType D, int NR>
-static void score_rows(const float* q, int hd, const uint8_t* const* keys, int blocks, float* out) {
+static void score_rows(const float* q, int hd, const uint8_t* const* keys, const float* const* scales, int blocks, float* out) {
     constexpr int NB = NR == 1 ? 4 : NR == 2 ? 2 : 1;
     int b = 0;
-    for (; b + NB <= blocks; b += NB) score_blocks<D, NR, NB>(q, hd, keys + b, out + b * kBlock);
-    for (; b < blocks; b++) score_blocks<D, NR, 1>(q, hd, keys + b, out + b * kBlock);
+    for (; b + NB <= blocks; b += NB) score_blocks<D, NR, NB>(q, hd, keys + b, scales + b, out + b * kBlock);
+    for (; b < blocks; b++) score_blocks<D, NR, 1>(q, hd, keys + b, scales + b, out + b * kBlock);
 }
 
 // out[r][d..] = sum over tokens [t0, t1) of p[r][t] * value[t][d..], in order of t.
@@ -175,17 +201,21 @@ static void attend_span(const AttentionArgs& a, const Item& item, const float* q
     const int hi = last_pos < begin + kSplit - 1 ? last_pos : begin + kSplit - 1;
     const int b0 = (lo - begin) / kBlock, b1 = (hi - begin) / kBlock + 1;
     const uint8_t *keys[kSplit / kBlock], *values[kSplit / kBlock];
+    const float *key_scales[kSplit / kBlock], *value_scales[kSplit / kBlock];  // of int8
     const size_t head_bytes = size_t(hd) * kBlock * element_size(D);
     const int32_t* table = a.cache.block_table + size_t(item.req) * size_t(a.cache.max_blocks) + begin / kBlock;
     for (int b = b0; b < b1; b++) {
         keys[b] = a.cache.pool + int64_t(table[b]) * a.cache.block_bytes + a.cache.offset + size_t(item.kv_head) * head_bytes;
         values[b] = keys[b] + size_t(a.num_kv_heads) * head_bytes;
+        key_scales[b] = (const float*)(keys[b] + (2 * size_t(a.num_kv_heads) - size_t(item.kv_head)) * head_bytes) +
+                        size_t(item.kv_head) * kBlock;
+        value_scales[b] = key_scales[b] + size_t(a.num_kv_heads) * kBlock;
     }
     int r = 0;
     auto score = [&](auto count) {
         constexpr int NR = decltype(count)::value;
         for (; r + NR <= rows; r += NR)
-            score_rows<D, NR>(q + size_t(r) * size_t(hd), hd, keys + b0, b1 - b0, scores + r * kSplit + b0 * kBlock);
+            score_rows<D, NR>(q + size_t(r) * size_t(hd), hd, keys + b0, key_scales + b0, b1 - b0, scores + r * kSplit + b0 * kBlock);
     };
     score(std::integral_constant<int, kScoreRows>{});
     if constexpr (kScoreRows > 4) score(std::integral_constant<int, 4>{});
@@ -224,8 +254,9 @@ static void attend_span(const AttentionArgs& a, const Item& item, const float* q
                     p = vload(s + b * kBlock);
                 }
             }
-            vstore(s + b * kBlock, p);
             sum = vadd(sum, p);
+            if constexpr (D == DType::I8) p = vmul(p, vload(value_scales[b]));
+            vstore(s + b * kBlock, p);
         }
         out.m[row] = m;
         out.l[row] = seen ? vsum(sum) : -1.0f;  // -1: this row sees nothing of the span
@@ -275,8 +306,9 @@ static void finish_item(const AttentionArgs& a, const Item& item, const Partial&
     for (int r = 0; r < item.rows(); r++) {
         float* out = a.out + (size_t(item.first + r / group) * size_t(a.num_heads) + size_t(item.head + r % group)) * size_t(hd);
         const float* from = p.o + size_t(r) * size_t(hd);
-        for (int d = 0; d < hd; d += 16)
-            store_part(out + d, vdiv(load_part(from + d, hd - d), vset(p.l[r])), hd - d);
+        float sum = p.l[r];
+        if (a.sinks) sum += exp_one(a.sinks[item.head + r % group] - p.m[r]);
+        for (int d = 0; d < hd; d += 16) store_part(out + d, vdiv(load_part(from + d, hd - d), vset(sum)), hd - d);
     }
 }
 
@@ -378,6 +410,7 @@ static void attention(const AttentionArgs& a, Thread& thread) {
     switch (a.cache.dtype) {
         case DType::F32: return attention_as<DType::F32>(a, thread);
         case DType::F16: return attention_as<DType::F16>(a, thread);
+        case DType::I8: return attention_as<DType::I8>(a, thread);
         default: return attention_as<DType::BF16>(a, thread);
     }
 }

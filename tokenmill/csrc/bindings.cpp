@@ -24,6 +24,7 @@ DType dtype_of(const std::string& name) {
     if (name == "float32") return DType::F32;
     if (name == "float16") return DType::F16;
     if (name == "bfloat16") return DType::BF16;
+    if (name == "int8") return DType::I8;
     throw std::invalid_argument("unknown dtype " + name);
 }
 
@@ -120,10 +121,10 @@ NB_MODULE(_native, m) {
             "attention",
             [](Executor& e, uintptr_t rows, uintptr_t num_reqs, uintptr_t positions, uintptr_t query_start, uintptr_t qkv, uintptr_t out,
                const CacheArgs& cache, int qkv_width, int num_heads, int num_kv_heads, int head_dim, int window, float scale,
-               float softcap) {
+               float softcap, uintptr_t sinks) {
                 e.attention({at<const int32_t>(rows), at<const int32_t>(num_reqs), at<const int32_t>(positions),
                              at<const int32_t>(query_start), at<const float>(qkv), at<float>(out), cache, qkv_width, num_heads,
-                             num_kv_heads, head_dim, window, scale, softcap, nullptr, 0});
+                             num_kv_heads, head_dim, window, scale, softcap, at<const float>(sinks), nullptr, 0});
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(

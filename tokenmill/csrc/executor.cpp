@@ -279,8 +279,9 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
     }
     const int hd = 40, kv_heads = 1, heads = 3, width = (heads + 2 * kv_heads) * hd, context = 264, max_blocks = 24;
     const std::vector<float> inv_freq = reals(18), q_norm = reals(hd), k_norm = reals(hd);
-    for (DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-        const int64_t block_bytes = int64_t(2) * kv_heads * hd * kBlock * (dtype == DType::F32 ? 4 : 2);
+    for (DType dtype : {DType::F32, DType::F16, DType::BF16, DType::I8}) {
+        const int element = dtype == DType::F32 ? 4 : dtype == DType::I8 ? 1 : 2;
+        const int64_t block_bytes = int64_t(2) * kv_heads * kBlock * (hd * element + (dtype == DType::I8 ? 4 : 0));
         std::vector<uint8_t> cache(size_t(block_bytes) * max_blocks, 0);
         std::vector<int32_t> table(max_blocks), positions(context), reqs(context, 0);
         for (int i = 0; i < max_blocks; i++) table[size_t(i)] = max_blocks - 1 - i;
@@ -291,7 +292,8 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
         const CacheArgs c{cache.data(), block_bytes, 0, table.data(), max_blocks, dtype};
         ex.rope_store({&n, positions.data(), reqs.data(), rope.data(), qkv.data(), q_norm.data(), k_norm.data(), c, heads, kv_heads, hd, 36, 1e-6f});
         ex.attention({&n, &one, positions.data(), start, qkv.data(), out.data(), c, width, heads, kv_heads, hd,
-                      dtype == DType::F32 ? 0 : 40, 0.1f, dtype == DType::F16 ? 20.0f : 0.0f, nullptr, 0});
+                      dtype == DType::F32 ? 0 : 40, 0.1f, dtype == DType::F16 ? 20.0f : 0.0f,
+                      dtype == DType::BF16 ? bias.data() : nullptr, nullptr, 0});
         keep(out);
     }
     return all;

@@ -35,7 +35,7 @@ constexpr int kSuper = 256;
 constexpr int kBlock = 16;   // tokens in a cache block
 constexpr int kSplit = 256;  // attention works through the context in spans of this many tokens, at fixed points
 
-enum class DType : int { F32, F16, BF16 };
+enum class DType : int { F32, F16, BF16, I8 };  // I8: of caches only
 
 struct Format {
     const char* name;
@@ -159,6 +159,7 @@ struct AttentionArgs {
     CacheArgs cache;
     int qkv_width, num_heads, num_kv_heads, head_dim, window;
     float scale, softcap;
+    const float* sinks;  // [num_heads], may be null
     float* scratch;  // [threads][attention_scratch floats], then partial results
     size_t scratch_floats;
 };

@@ -169,7 +169,7 @@ def resolve_cache_dtype(choice: CacheDType | torch.dtype, checkpoint: Checkpoint
     if isinstance(choice, torch.dtype):
         return choice
     if choice != "auto":
-        return DTYPES[choice][1]
+        return torch.int8 if choice == "int8" else DTYPES[choice][1]
     # One kind of matrix stands for all; others may cost a copy to look at (see Checkpoint.get).
     down = [name for name in checkpoint.names() if name.endswith("down_proj.weight")]
     formats = {checkpoint.get(name).format for name in down}

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tokenmill.ops")
 
-DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+DTYPE_NAMES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+}
 
 
 @dataclass(frozen=True)
@@ -231,6 +236,7 @@ class NativeProvider:
 
     def _attention(self, p: Attention) -> Callable[..., None]:
         call = self.executor.attention
+        sinks = _checked(p.sinks, p.num_heads, "sinks")
 
         def attention(
             step: StepBuffers, qkv: torch.Tensor, cache: LayerCache, out: torch.Tensor
@@ -239,6 +245,7 @@ class NativeProvider:
                 step.num_tokens.data_ptr(), step.num_reqs.data_ptr(), step.positions.data_ptr(),
                 step.query_start.data_ptr(), qkv.data_ptr(), out.data_ptr(), self._cache(cache),
                 qkv.shape[1], p.num_heads, p.num_kv_heads, p.head_dim, p.window, p.scale, p.softcap,
+                _address(sinks),
             )  # fmt: skip
 
         return attention

@@ -195,12 +195,17 @@ def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     ``q = round-half-even(x * (1 / scale))``. A group whose scale is below the smallest normal number
     has scale 0 and q 0: the inverse might overflow.
     """
-    groups = x.reshape(x.shape[0], -1, GROUP)
+    q, scale = _quantise(x.reshape(x.shape[0], -1, GROUP))
+    return q.reshape(x.shape), scale
+
+
+def _quantise(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 of the same shape, and one scale for each group of the last dimension."""
     scale = groups.abs().amax(dim=-1) / 127
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
     inverse = torch.where(scale == 0, 0.0, 1 / scale).unsqueeze(-1)
     q = torch.round(groups * inverse)
-    return q.clamp(-127, 127).to(torch.int8).reshape(x.shape), scale
+    return q.clamp(-127, 127).to(torch.int8), scale
 
 
 def dequantise_activations(q: Tensor, scale: Tensor) -> Tensor:
@@ -307,6 +312,19 @@ def _pages(cache: LayerCache) -> tuple[Tensor, Tensor]:
     )
 
 
+def _scales(cache: LayerCache) -> tuple[Tensor, Tensor]:
+    """The scales of a layer's int8 keys and values, [blocks, kv_heads, 16] each."""
+    blocks = cache.pool.numel() // cache.block_bytes
+    raw = cache.pool[: blocks * cache.block_bytes].view(blocks, cache.block_bytes)
+    size = cache.num_kv_heads * BLOCK_SIZE * 4
+    start = cache.offset + 2 * cache.num_kv_heads * cache.head_dim * BLOCK_SIZE
+    shape = (blocks, cache.num_kv_heads, BLOCK_SIZE)
+    return (
+        raw[:, start : start + size].view(torch.float32).view(shape),
+        raw[:, start + size : start + 2 * size].view(torch.float32).view(shape),
+    )
+
+
 def _rotate(heads: Tensor, rope: Tensor, rotary_dim: int) -> None:
     """Rotate heads [n, heads, head_dim] in place by rope [n, rotary_dim]."""
     half = rotary_dim // 2
@@ -338,6 +356,10 @@ def _bind_rope_store(p: RopeStore) -> Callable[..., None]:
         blocks = cache.block_table[step.token_req[:n].long(), positions // BLOCK_SIZE].long()
         slots = positions % BLOCK_SIZE
         keys, values = _pages(cache)
+        if cache.dtype is torch.int8:
+            key_scales, value_scales = _scales(cache)
+            k, key_scales[blocks, :, slots] = _quantise(k)
+            v, value_scales[blocks, :, slots] = _quantise(v)
         keys[blocks, :, :, slots] = k.to(cache.dtype)
         values[blocks, :, slots, :] = v.to(cache.dtype)
 
@@ -360,11 +382,19 @@ def _bind_attention(p: Attention) -> Callable[..., None]:
             # Cut to the visible tokens first: the rest of a page may hold anything, NaN included.
             k = keys[blocks].permute(1, 2, 0, 3).flatten(2)[:, :, visible].float().contiguous()
             v = values[blocks].transpose(0, 1).flatten(1, 2)[:, visible].float().contiguous()
+            if cache.dtype is torch.int8:
+                k_scale, v_scale = (
+                    s[blocks].transpose(0, 1).flatten(1)[:, visible] for s in _scales(cache)
+                )
+                k, v = k * k_scale.unsqueeze(1), v * v_scale.unsqueeze(2)
             q = qkv[token, :width].clone().view(p.num_kv_heads, group, p.head_dim)
             scores = torch.bmm(q, k) * p.scale
             if p.softcap > 0:
                 scores = p.softcap * torch.tanh(scores / p.softcap)
-            out[token] = mix_values(torch.softmax(scores, dim=-1), v).flatten()
+            if p.sinks is not None:
+                scores = torch.cat((scores, p.sinks.view(p.num_kv_heads, group, 1)), dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : v.shape[1]]
+            out[token] = mix_values(weights.contiguous(), v).flatten()
 
     return attention
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenmill.cache.spec import BLOCK_SIZE, FullAttentionSpec
 from tokenmill.ops.table import LOGITS, Attention, Embed, Linear, OpParams, Weight
 
 PLAIN = frozenset(("F32", "F16", "BF16"))
@@ -70,7 +71,8 @@ def work_of(params: OpParams, shape: StepShape) -> Work:
         return Work(weight.nbytes if rows else 0, operations, "int8" if _quantised(weight) else "fp32")
     if isinstance(params, Attention):
         read, pairs = shape.seen(params.window)
-        position_bytes = 2 * params.num_kv_heads * params.head_dim * params.cache_dtype.itemsize
+        spec = FullAttentionSpec(params.num_kv_heads, params.head_dim, params.cache_dtype)
+        position_bytes = spec.page_bytes // BLOCK_SIZE
         return Work(read * position_bytes, 4.0 * params.head_dim * params.num_heads * pairs)
     return Work()
 
