@@ -135,3 +135,32 @@ def test_a_model_without_template() -> None:
 
 def test_text_response_format_is_fine(client: Client) -> None:
     client.chat("a", response_format={"type": "text"}, tool_choice="auto", modalities=["text"])
+
+
+def test_prompt_logprobs(client: Client) -> None:
+    answer = client.chat("ab", prompt_logprobs=1, max_tokens=1)
+    b = {"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}
+    assert answer["prompt_logprobs"] == [None, b]
+    assert "prompt_logprobs" not in client.chat("ab", max_tokens=1)
+    messages = [{"role": "user", "content": "ab"}]
+    error = client.refused(PATH, 400, messages=messages, prompt_logprobs=1, stream=True)
+    assert error["param"] == "prompt_logprobs"
+
+
+def test_token_ids_and_usage_in_every_piece(client: Client) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "ab"}],
+        "max_tokens": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "return_token_ids": True,
+    }
+    chunks = events(client.post(PATH, body))
+    assert chunks[0]["prompt_token_ids"] == [97, 98]
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 2]
+
+
+def test_best_of_must_equal_n(client: Client) -> None:
+    messages = [{"role": "user", "content": "ab"}]
+    assert client.refused(PATH, 400, messages=messages, best_of=3)["param"] == "best_of"

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
-from tests.server.conftest import Client, error_of, events
+from tests.server.conftest import Client, error_of, events, running
 from tests.server.fake_engine import FakeEngine
 from tokenmill.engine.sampling_params import SamplingParams
 
@@ -115,6 +116,145 @@ def test_scoring_a_prompt(client: Client) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+def test_echo_with_logprobs_in_a_stream(client: Client) -> None:
+    body = {"prompt": "ab", "echo": True, "logprobs": 1, "max_tokens": 2, "stream": True}
+    first, second = (c["choices"][0] for c in events(client.post(PATH, body)))
+    assert (first["text"], second["text"]) == ("aba", "b")
+    assert first["logprobs"]["tokens"] == ["a", "b", "a"]
+    assert first["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+    assert first["logprobs"]["text_offset"] == [0, 1, 2]
+    assert second["logprobs"]["tokens"] == ["b"]
+    assert second["logprobs"]["text_offset"] == [3]
+
+
+def test_scoring_a_prompt_in_a_stream(client: Client) -> None:
+    body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0, "stream": True}
+    (only,) = (c["choices"][0] for c in events(client.post(PATH, body)))
+    assert only["text"] == "abc"
+    assert only["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert only["finish_reason"] == "length"
+
+
+def test_prompt_logprobs(client: Client, engine: FakeEngine) -> None:
+    answer = client.complete(prompt=["ab", "c"], prompt_logprobs=1, max_tokens=1)
+    shown = [choice["prompt_logprobs"] for choice in answer["choices"]]
+    b = {"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}
+    assert shown == [[None, b], [None]]
+    assert engine.asked[0].params.prompt_logprobs == 1
+    two = client.complete(prompt="ab", prompt_logprobs=2, max_tokens=1)["choices"][0]
+    assert list(two["prompt_logprobs"][1]) == ["98", "99"]
+    assert two["prompt_logprobs"][1]["99"]["logprob"] == -9999.0
+    assert "prompt_logprobs" not in client.complete(prompt="ab")["choices"][0]
+
+
+def test_echoed_logprobs_and_prompt_logprobs_ask_for_the_larger(
+    client: Client, engine: FakeEngine
+) -> None:
+    body = {"prompt": "ab", "echo": True, "max_tokens": 1}
+    choice = client.complete(**body, logprobs=1, prompt_logprobs=2)["choices"][0]
+    assert engine.asked[0].params.prompt_logprobs == 2
+    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -0.5}, {"a": -0.5}]
+    assert len(choice["prompt_logprobs"][1]) == 2
+    choice = client.complete(**body, logprobs=2, prompt_logprobs=0)["choices"][0]
+    assert engine.asked[1].params.prompt_logprobs == 2
+    assert list(choice["prompt_logprobs"][1]) == ["98"]
+
+
+def test_usage_in_every_piece(client: Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "abc", "max_tokens": 3, "stream": True, "stream_options": options}
+    chunks = events(client.post(PATH, body))
+    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 3]
+    assert all(c["usage"]["prompt_tokens"] == 3 for c in chunks)
+    assert chunks[-1]["choices"] == []
+
+
+def test_token_ids_in_a_stream(client: Client) -> None:
+    body = {"prompt": ["ab", "c"], "max_tokens": 2, "stream": True, "return_token_ids": True}
+    pieces: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in events(client.post(PATH, body)):
+        pieces[chunk["choices"][0]["index"]].append(chunk["choices"][0])
+    assert [p["token_ids"] for p in pieces[0]] == [[97], [98]]
+    assert pieces[0][0]["prompt_token_ids"] == [97, 98]
+    assert pieces[1][0]["prompt_token_ids"] == [99]
+    assert all("prompt_token_ids" not in p for part in pieces.values() for p in part[1:])
+
+
+def test_the_beginning_of_a_prompt_may_be_cut(client: Client, engine: FakeEngine) -> None:
+    body = {"truncate_prompt_tokens": 2, "max_tokens": 1, "echo": True}
+    assert client.complete(prompt="abcd", **body)["choices"][0]["text"] == "cdc"
+    assert client.complete(prompt=[97, 98, 99], **body)["choices"][0]["text"] == "bcb"
+    assert engine.asked[0].prompt == {"prompt": "abcd", "prompt_token_ids": [99, 100]}
+    # What fits beside the answer.
+    client.complete(prompt="a" * 5000, truncate_prompt_tokens=-1, max_tokens=10)
+    assert len(engine.asked[2].prompt["prompt_token_ids"]) == 990
+
+
+def test_without_special_tokens(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def encode(self: Any, text: str, add_special_tokens: bool = True) -> list[int]:
+        asked.append(add_special_tokens)
+        return [97]
+
+    monkeypatch.setattr("tests.server.fake_engine.FakeTokenizer.encode", encode)
+    client.complete(prompt="a", add_special_tokens=False, max_tokens=1)
+    assert asked == [False]
+
+
+@pytest.fixture
+def fills_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = {"<fim_prefix>": 80, "<fim_suffix>": 83, "<fim_middle>": 77, "<|endoftext|>": 69}
+    monkeypatch.setattr(
+        "tests.server.fake_engine.FakeTokenizer.token_to_id", lambda self, name: marks.get(name)
+    )
+
+
+@pytest.mark.usefixtures("fills_in")
+def test_suffix(client: Client, engine: FakeEngine) -> None:
+    answer = client.complete(prompt="ab", suffix="c", max_tokens=6, stop_token_ids=[3])
+    assert answer["choices"][0]["text"] == "PabScM"
+    assert engine.asked[0].prompt == [80, 97, 98, 83, 99, 77]
+    assert engine.asked[0].params.stop_token_ids == (3, 69)
+    assert answer["usage"]["prompt_tokens"] == 6
+    # The cursor may stand at the beginning; what ends the text may be ignored.
+    client.complete(prompt=["", "x"], suffix="c", max_tokens=2, ignore_eos=True)
+    prompts = sorted(asked.prompt for asked in engine.asked[1:])
+    assert prompts == [[80, 83, 99, 77], [80, 120, 83, 99, 77]]
+    assert not engine.asked[1].params.stop_token_ids
+    chunks = events(client.post(PATH, {"prompt": "a", "suffix": "c", "max_tokens": 2, "stream": True}))
+    assert "".join(c["choices"][0]["text"] for c in chunks) == "Pa"
+
+
+def test_suffix_needs_a_model_that_fills_in(client: Client) -> None:
+    error = client.refused(PATH, 400, prompt="a", suffix="b")
+    assert error["param"] == "suffix"
+    assert "no tokens for it" in error["message"]
+    assert client.engine.asked == []
+
+
+def test_openai_client_reads_what_is_more_than_its_own(engine: FakeEngine) -> None:
+    with running(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+        answer = client.completions.create(
+            model="fake", prompt="ab", max_tokens=2, echo=True, logprobs=1, n=2, best_of=2,
+            logit_bias={"97": 1}, extra_body={"prompt_logprobs": 1, "return_token_ids": True},
+        )  # fmt: skip
+        choice: Any = answer.choices[1]
+        assert choice.text == "abab"
+        assert choice.logprobs.tokens == ["a", "b", "a", "b"]
+        assert choice.token_ids == choice.prompt_token_ids == [97, 98]
+        assert choice.prompt_logprobs[1]["98"]["rank"] == 1
+        stream = client.completions.create(
+            model="fake", prompt="ab", max_tokens=2, stream=True,
+            stream_options={"include_usage": True}, extra_body={"return_token_ids": True},
+        )  # fmt: skip
+        pieces = list(stream)
+        assert [p.choices[0].text for p in pieces[:-1]] == ["a", "b"]
+        assert pieces[-1].usage is not None
+        assert pieces[-1].usage.completion_tokens == 2
+
+
 def test_token_ids(client: Client) -> None:
     choice = client.complete(prompt="ab", max_tokens=3, return_token_ids=True)["choices"][0]
     assert choice["token_ids"] == [97, 98, 97]
@@ -184,9 +324,19 @@ def test_recommended_parameters_are_the_defaults() -> None:
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
          "stream_options.include_usage"),
-        ({"prompt": "a", "stream": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": 1}},
+         "stream_options.continuous_usage_stats"),
+        ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
+        ({"prompt": "a", "suffix": 3}, "suffix"),
+        ({"prompt": [97], "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "suffix": "b", "echo": True}, "suffix"),
+        ({"prompt": "a", "suffix": "b", "truncate_prompt_tokens": 5}, "suffix"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 4}, "best_of"),
+        ({"prompt": "a", "best_of": 1, "n": 2}, "best_of"),
         ({"prompt": "a", "guided_json": {"type": "object"}}, "guided_json"),
         ({"prompt": "a", "model": 3}, "model"),
         ({"prompt": "a", "cache_salt": 3}, "cache_salt"),
@@ -202,6 +352,7 @@ def test_wrong_fields(client: Client, body: dict[str, Any], param: str) -> None:
 
 def test_unknown_fields_are_ignored(client: Client) -> None:
     client.complete(prompt="a", something_new=1, best_of=1, suffix=None)
+    client.complete(prompt="a", n=2, best_of=2, suffix="")
 
 
 def test_a_prompt_that_the_engine_refuses(client: Client) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.engine.outputs import CompletionOutput, RequestOutput
 from tokenmill.server.chat_prompt import chat_prompt
-from tokenmill.server.logprobs import chat_logprobs
+from tokenmill.server.logprobs import chat_logprobs, prompt_logprobs
 from tokenmill.server.protocol import ChatRequest, ServingEngine
 from tokenmill.server.usage import Usage
 
@@ -39,6 +39,9 @@ class ChatCompletion:
         answer = {**self._head("chat.completion"), "choices": choices, "usage": usage.values()}
         if self._request.common.return_token_ids:
             answer["prompt_token_ids"] = last.prompt_token_ids
+        shown = self._request.common.sampling.prompt_logprobs
+        if shown is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(last, shown)
         return answer
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -46,16 +49,18 @@ class ChatCompletion:
         common, usage = self._request.common, Usage()
         ended: set[int] = set()
         head = self._head("chat.completion.chunk")
-        tail = {"usage": None} if common.include_usage else {}
         async with aclosing(await self._outputs()) as outputs:
             begun = False
             async for out in outputs:
+                usage.add(0, out)
                 if not begun:
                     begun = True
+                    first = {**head, **usage.beside_piece(common)}
+                    if common.return_token_ids:
+                        first["prompt_token_ids"] = out.prompt_token_ids
                     for number in range(common.sampling.n):
                         delta = {"role": "assistant", "content": ""}
-                        yield {**head, "choices": [_chunk_choice(number, delta)], **tail}
-                usage.add(0, out)
+                        yield {**first, "choices": [_chunk_choice(number, delta)]}
                 for part in out.outputs:
                     if part.index in ended:
                         continue
@@ -64,7 +69,8 @@ class ChatCompletion:
                     wanted = part.logprobs or (common.return_token_ids and part.token_ids)
                     if not part.text and not wanted and part.finish_reason is None:
                         continue
-                    yield {**head, "choices": [self._delta(part)], **tail}
+                    choices = [self._delta(part)]
+                    yield {**head, "choices": choices, **usage.beside_piece(common)}
         if common.include_usage:
             yield {**head, "choices": [], "usage": usage.values()}
 

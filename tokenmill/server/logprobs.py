@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.engine.outputs import CompletionOutput, Logprob
+from tokenmill.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from tokenmill.server.protocol import ServingTokenizer
 
 LEAST = -9999.0
@@ -74,6 +74,26 @@ def _best(entry: Mapping[int, Logprob], count: int) -> dict[str, float]:
             value = finite(candidate.logprob)
             best[text] = max(best.get(text, LEAST), value)
     return best
+
+
+def prompt_logprobs(out: RequestOutput, count: int) -> list[dict[str, Any] | None]:
+    """``prompt_logprobs`` as vLLM has them: for each token of the prompt, None or candidates by
+    token id: the token itself and the ``count`` likeliest.
+    """
+    entries = zip(out.prompt_token_ids, out.prompt_logprobs or (), strict=True)
+    return [None if entry is None else _by_id(token, entry, count) for token, entry in entries]
+
+
+def _by_id(token: int, entry: Mapping[int, Logprob], count: int) -> dict[str, Any]:
+    return {
+        str(candidate): {
+            "logprob": finite(found.logprob),
+            "rank": found.rank,
+            "decoded_token": found.decoded_token,
+        }
+        for candidate, found in entry.items()
+        if candidate == token or found.rank is None or found.rank <= count
+    }
 
 
 def chat_logprobs(

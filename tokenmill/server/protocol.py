@@ -23,9 +23,6 @@ Prompt = str | list[int]
 MAX_PROMPTS = 256
 """Most prompts of one completions request."""
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""Length of completions whose request does not say, as in the OpenAI API."""
-
 
 class ServingTemplate(Protocol):
     """A chat template; ``tokenmill.tokenizer.ChatTemplate`` is one."""
@@ -142,31 +139,18 @@ class Common:
     """What both kinds of request have.
 
     model: name asked for, or None. priority: smallest first, if the engine is set up so. cache_salt:
-    only requests with the same one share cached beginnings. include_usage: end a stream with usage.
-    return_token_ids: put token ids beside texts.
+    only requests with the same one share cached beginnings. include_usage: end a stream with usage;
+    continuous_usage: put it into every piece. return_token_ids: put token ids beside texts.
     """
 
     model: str | None
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     priority: int
     cache_salt: str | None
     return_token_ids: bool
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """Body of /v1/completions.
-
-    echo: the prompt is part of the text. scores_only: nothing is to be generated (max_tokens 0), only
-    the prompt is to be echoed.
-    """
-
-    common: Common
-    prompts: tuple[Prompt, ...]
-    echo: bool
-    scores_only: bool
 
 
 @dataclass(frozen=True)
@@ -178,33 +162,11 @@ class ChatRequest:
     options: dict[str, Any]
 
 
-def read_completion(fields: Fields, defaults: SamplingParams) -> CompletionRequest:
-    """Raises ApiError (400) naming the field that is wrong."""
-    fields.refuse(("suffix",))
-    echo, stream = fields.flag("echo"), fields.flag("stream")
-    max_tokens = fields.integer("max_tokens", minimum=0)
-    if max_tokens is None:
-        max_tokens = DEFAULT_COMPLETION_TOKENS
-    if max_tokens == 0 and not echo:
-        raise fields.wrong("max_tokens", "must be at least 1, unless echo is set")
-    logprobs = fields.integer("logprobs", minimum=0)
-    more = {"prompt_logprobs": logprobs} if echo and logprobs is not None else {}
-    sampling = read_sampling(
-        fields, defaults, max_tokens=max(max_tokens, 1), logprobs=logprobs, stream=stream, **more
-    )
-    if stream and echo and logprobs is not None:
-        raise fields.wrong("echo", "with logprobs can't be streamed; leave out stream")
-    return CompletionRequest(
-        common=_common(fields, sampling),
-        prompts=read_prompts(fields),
-        echo=echo,
-        scores_only=max_tokens == 0,
-    )
-
-
 def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
     """Raises ApiError (400) naming the field that is wrong."""
-    fields.refuse(("functions", "audio", "chat_template", "web_search_options"))
+    fields.refuse(
+        ("functions", "audio", "chat_template", "web_search_options", "truncate_prompt_tokens")
+    )
     fields.refuse(("function_call", "tool_choice"), (None, "none", "auto"))
     fields.refuse(("modalities",), (None, [], ["text"]))
     if fields.section("response_format").any("type") not in (None, "text"):
@@ -235,11 +197,14 @@ def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
         "add_generation_prompt": fields.flag("add_generation_prompt", not continues),
         "continue_final_message": continues,
     }
-    return ChatRequest(_common(fields, sampling), messages, options)
+    return ChatRequest(read_common(fields, sampling), messages, options)
 
 
-def _common(fields: Fields, sampling: SamplingParams) -> Common:
+def read_common(fields: Fields, sampling: SamplingParams) -> Common:
+    """Raises ApiError (400) naming the field that is wrong."""
     stream = fields.flag("stream")
+    if stream and fields.has("prompt_logprobs"):
+        raise fields.wrong("prompt_logprobs", "can't be streamed; leave out stream")
     stream_options = fields.object("stream_options")
     if stream_options is not None and not stream:
         raise fields.wrong("stream_options", "needs stream set to true")
@@ -248,13 +213,16 @@ def _common(fields: Fields, sampling: SamplingParams) -> Common:
         sampling=sampling,
         stream=stream,
         include_usage=fields.section("stream_options").flag("include_usage"),
+        continuous_usage=fields.section("stream_options").flag("continuous_usage_stats"),
         priority=fields.integer("priority") or 0,
         cache_salt=fields.text("cache_salt"),
         return_token_ids=fields.flag("return_token_ids"),
     )
 
 
-def read_prompts(fields: Fields, name: str = "prompt", most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
+def read_prompts(
+    fields: Fields, name: str = "prompt", most: int = MAX_PROMPTS, *, may_be_empty: bool = False
+) -> tuple[Prompt, ...]:
     """One text, several, one list of token ids, or several. Raises ApiError (400)."""
     value = fields.any(name)
     if value is None:
@@ -267,7 +235,7 @@ def read_prompts(fields: Fields, name: str = "prompt", most: int = MAX_PROMPTS) 
         raise fields.wrong(name, "must be a string, a list of token ids, or a list of those")
     if len(prompts) > most:
         raise fields.wrong(name, f"must be at most {most} prompts")
-    if any(not prompt for prompt in prompts):
+    if not may_be_empty and any(not prompt for prompt in prompts):
         raise fields.wrong(name, "must not be empty")
     return tuple(prompts)
 

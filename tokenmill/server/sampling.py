@@ -23,7 +23,6 @@ FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
 TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids")
 
 UNSUPPORTED = (
-    "best_of",
     "use_beam_search",
     "guided_json",
     "guided_regex",
@@ -31,7 +30,6 @@ UNSUPPORTED = (
     "guided_grammar",
     "structured_outputs",
     "logits_processors",
-    "truncate_prompt_tokens",
     "prompt_embeds",
 )
 """Fields that would change the answer. Others that are unknown are ignored."""
@@ -63,6 +61,8 @@ def read_sampling(
     values["logit_bias"] = _logit_bias(fields)
     if (values["n"] or 1) > MAX_CHOICES:
         raise fields.wrong("n", f"must be at most {MAX_CHOICES}")
+    if fields.integer("best_of") not in (None, values["n"] or 1):
+        raise fields.wrong("best_of", "must equal n; ask for more answers, and choose among them")
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
     given = {name: value for name, value in values.items() if value is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}

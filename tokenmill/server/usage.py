@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokenmill.engine.outputs import RequestOutput
+from tokenmill.server.protocol import Common
 
 
 class Usage:
@@ -29,3 +30,9 @@ class Usage:
             "total_tokens": prompt + self._generated,
             "prompt_tokens_details": {"cached_tokens": sum(c for _, c in self._prompts.values())},
         }
+
+    def beside_piece(self, common: Common) -> dict[str, Any]:
+        """What a piece of a stream says of the usage: nothing, null, or all so far."""
+        if common.continuous_usage:
+            return {"usage": self.values()}
+        return {"usage": None} if common.include_usage else {}

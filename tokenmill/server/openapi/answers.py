@@ -14,6 +14,7 @@ from tokenmill.server.openapi.schemas import (
     nullable,
     record,
     ref,
+    table,
 )
 
 ERROR = record(
@@ -30,6 +31,12 @@ USAGE = record(
 )
 
 TOKEN_IDS = array(COUNT)
+
+PROMPT_LOGPROBS = array(
+    nullable(
+        table(record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": nullable(TEXT)}))
+    )
+)
 
 STOP_REASON = {"anyOf": [TEXT, INTEGER, {"type": "null"}]}
 

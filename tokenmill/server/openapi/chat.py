@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenmill.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from tokenmill.server.openapi.answers import (
     CHAT_LOGPROBS,
+    PROMPT_LOGPROBS,
     STOP_REASON,
     TOKEN_IDS,
     event,
@@ -40,7 +41,7 @@ WHOLE = record(
         ),
         "usage": ref("Usage"),
     },
-    {"prompt_token_ids": TOKEN_IDS},
+    {"prompt_token_ids": TOKEN_IDS, "prompt_logprobs": PROMPT_LOGPROBS},
 )
 
 CHUNK = record(
@@ -50,7 +51,7 @@ CHUNK = record(
             record({**CHOICE, "delta": DELTA}, {"stop_reason": STOP_REASON, "token_ids": TOKEN_IDS})
         ),
     },
-    {"usage": nullable(ref("Usage"))},
+    {"usage": nullable(ref("Usage")), "prompt_token_ids": TOKEN_IDS},
 )
 
 MESSAGES = [{"role": "user", "content": "a"}]

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from tokenmill.engine.sampling_params import SamplingParams
-from tokenmill.server.openapi.answers import STOP_REASON, TOKEN_IDS, event, finish_reason, head
+from tokenmill.server.completions import read_completion
+from tokenmill.server.openapi.answers import (
+    PROMPT_LOGPROBS,
+    STOP_REASON,
+    TOKEN_IDS,
+    event,
+    finish_reason,
+    head,
+)
 from tokenmill.server.openapi.operation import Answer, Body, Operation
 from tokenmill.server.openapi.sampling import known
 from tokenmill.server.openapi.schemas import (
@@ -16,7 +24,7 @@ from tokenmill.server.openapi.schemas import (
     ref,
     table,
 )
-from tokenmill.server.protocol import MAX_PROMPTS, read_completion
+from tokenmill.server.protocol import MAX_PROMPTS
 
 LOGPROBS = record(
     {
@@ -35,16 +43,18 @@ CHOICE = {
     "stop_reason": STOP_REASON,
 }
 
+IDS = {"token_ids": TOKEN_IDS, "prompt_token_ids": TOKEN_IDS}
+
 WHOLE = record(
     {
         **head("text_completion"),
-        "choices": array(record(CHOICE, {"token_ids": TOKEN_IDS, "prompt_token_ids": TOKEN_IDS})),
+        "choices": array(record(CHOICE, {**IDS, "prompt_logprobs": PROMPT_LOGPROBS})),
         "usage": ref("Usage"),
     }
 )
 
 CHUNK = record(
-    {**head("text_completion"), "choices": array(record(CHOICE, {"token_ids": TOKEN_IDS}))},
+    {**head("text_completion"), "choices": array(record(CHOICE, IDS))},
     {"usage": nullable(ref("Usage"))},
 )
 
@@ -62,6 +72,12 @@ KNOWN = known(
     },
     max_tokens={"description": "Most tokens of an answer; 0, with echo, only scores the prompt."},
     echo={"description": "Whether the answer's text begins with the prompt."},
+    suffix={"description": "What follows the answer, for models that fill in."},
+    add_special_tokens={"description": "Whether texts begin and end as the model wants it."},
+    truncate_prompt_tokens={
+        "anyOf": [{"const": -1}, {"minimum": 1}],
+        "description": "Keep this many of the prompt's last tokens; -1: as many as fit.",
+    },
 )
 
 OPERATIONS = (

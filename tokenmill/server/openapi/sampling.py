@@ -29,6 +29,8 @@ DESCRIPTIONS = {
     "return_token_ids": "Whether token ids stand beside the texts.",
     "stream": "Whether the answer is a stream of events.",
     "stream_options.include_usage": "Whether the stream ends with the usage.",
+    "stream_options.continuous_usage_stats": "Whether every piece has the usage so far.",
+    "best_of": "Must equal n.",
 }
 
 
