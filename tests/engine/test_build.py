@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.models.harness import MemoryCheckpoint
 from tokenmill.config import ComputeConfig
 from tokenmill.engine.build import (
     choose_operators,
@@ -43,9 +46,18 @@ def test_recommended_params(config: dict[str, Any], expected: SamplingParams) ->
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(1, "mean"), (3, "last"), (2, "last"), (None, "last")])
-def test_recommended_pooling(kind: int | None, expected: str) -> None:
-    assert recommended_pooling({"general.architecture": "x", "x.pooling_type": kind}) == expected
-    assert recommended_pooling({}) == "last"
+def test_recommended_pooling_of_gguf(kind: int | None, expected: str) -> None:
+    metadata = {"general.architecture": "x", "x.pooling_type": kind}
+    assert recommended_pooling(MemoryCheckpoint({}, {}, metadata=metadata)) == expected
+    assert recommended_pooling(MemoryCheckpoint({}, {})) == "last"
+
+
+@pytest.mark.parametrize(("mean", "expected"), [(True, "mean"), (False, "last")])
+def test_recommended_pooling_of_a_directory(tmp_path: Path, mean: bool, expected: str) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    settings = {"pooling_mode_lasttoken": not mean, "pooling_mode_mean_tokens": mean}
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(settings))
+    assert recommended_pooling(MemoryCheckpoint({}, {}, path=tmp_path)) == expected
 
 
 def test_the_reference_is_always_the_last_resort() -> None:

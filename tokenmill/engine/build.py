@@ -34,12 +34,16 @@ from tokenmill.tokenizer import (
     load_tokenizer,
 )
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.safetensors_file import read_json_file
 from tokenmill.weights.sources import resolve
 
 if TYPE_CHECKING:
     from tokenmill.models.decoder import Model
 
 log = logging.getLogger("tokenmill.engine")
+
+GGUF_MEAN_POOLING = 1
+POOLING_FILE = "1_Pooling/config.json"
 
 SPARE_LOGITS = 64
 """Rows of logits beyond one for each request: how fast log-probabilities of prompts are computed."""
@@ -145,7 +149,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
             engine.limits,
             eos_ids | tokenizer.eos_token_ids,
             recommended_params(checkpoint.generation_config),
-            recommended_pooling(checkpoint.metadata),
+            recommended_pooling(checkpoint),
         ),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
@@ -227,10 +231,16 @@ def recommended_params(generation_config: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams()
 
 
-def recommended_pooling(metadata: Mapping[str, Any]) -> Pooling:
-    """How GGUF metadata says that vectors are made (1: mean, 3: last); "last" if it is silent."""
-    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    return "mean" if kind == 1 else "last"
+def recommended_pooling(checkpoint: Checkpoint) -> Pooling:
+    """How vectors of texts are made: as GGUF metadata say (pooling type 1: mean, 3: last), or the file
+    that sentence-transformers writes beside a model; "last" where neither says so.
+    """
+    metadata = checkpoint.metadata
+    mean = metadata.get(f"{metadata.get('general.architecture')}.pooling_type") == GGUF_MEAN_POOLING
+    written = checkpoint.path / POOLING_FILE
+    if written.is_file():
+        mean = read_json_file(written).get("pooling_mode_mean_tokens") is True
+    return "mean" if mean else "last"
 
 
 def end_ids(*configs: Mapping[str, Any]) -> frozenset[int]:

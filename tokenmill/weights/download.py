@@ -37,6 +37,7 @@ HUB_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "model.safetensors.index.json",
+    "1_Pooling/config.json",
 )
 """Files of a repository that a model may need, beside its safetensors."""
 
