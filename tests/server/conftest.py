@@ -15,6 +15,7 @@ import uvicorn
 
 from tests.server.fake_engine import FakeEngine
 from tokenmill.server.app import create_app
+from tokenmill.server.protocol import ServingEngine
 
 
 class Client:
@@ -86,8 +87,8 @@ def client(engine: FakeEngine) -> Client:
 
 
 @contextmanager
-def running(engine: FakeEngine) -> Iterator[str]:
-    """A real server on a free port of this machine; its address."""
+def running(engine: ServingEngine) -> Iterator[str]:
+    """A real server on a free port of this machine; its address. The model is called "fake"."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     app = create_app(engine, model_names=("fake",))
@@ -101,3 +102,18 @@ def running(engine: FakeEngine) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[str]:
+    """The address of a real server with a real model, which is called "fake" all the same."""
+    from tokenmill.config import EngineConfig, LoadConfig, SchedulerConfig
+    from tokenmill.engine.async_engine import AsyncEngine
+
+    scheduler = SchedulerConfig(max_model_len=1024)
+    engine = AsyncEngine.from_config(EngineConfig(LoadConfig("demo"), scheduler=scheduler))
+    try:
+        with running(engine) as address:
+            yield address
+    finally:
+        engine.shutdown()

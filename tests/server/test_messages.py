@@ -403,3 +403,36 @@ def test_a_body_that_is_not_json(client: Client) -> None:
     response = client.request("POST", PATH, content=b"{")
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.model
+def test_a_real_model(demo: str) -> None:
+    with anthropic.Anthropic(base_url=demo, api_key="none") as client:
+        messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        asked: dict[str, Any] = {
+            "model": "fake",
+            "max_tokens": 12,
+            "messages": messages,
+            "system": "You are a helpful assistant.",
+            "extra_body": {"temperature": 0},
+        }
+        whole = client.messages.create(**asked)
+        assert whole.content[0].type == "text"
+        assert "Paris" in whole.content[0].text
+        with client.messages.stream(**asked) as events:
+            streamed = events.get_final_message()
+        assert streamed.content[0].type == "text"
+        assert streamed.content[0].text == whole.content[0].text
+        counted = client.messages.count_tokens(
+            model="fake", messages=messages, system="You are a helpful assistant."
+        )
+        for usage in (whole.usage, streamed.usage):
+            cached = usage.cache_read_input_tokens
+            assert cached is not None
+            assert usage.input_tokens + cached == counted.input_tokens
+        assert streamed.usage.cache_read_input_tokens
+        begun = {"role": "assistant", "content": "The capital of France is"}
+        continued = client.messages.create(**{**asked, "messages": [*messages, begun]})
+        assert continued.content[0].type == "text"
+        assert "Paris" in continued.content[0].text
+        assert "capital" not in continued.content[0].text.split("Paris")[0]

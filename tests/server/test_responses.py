@@ -514,3 +514,29 @@ def test_several_parts_stay_parts(client: Client, script: Script) -> None:
         {"type": "text", "text": "a"},
         {"type": "text", "text": "b"},
     ]
+
+
+@pytest.mark.model
+def test_a_real_model(demo: str) -> None:
+    with openai.OpenAI(base_url=f"{demo}/v1", api_key="none") as client:
+        question = "What is the capital of France?"
+        asked: dict[str, Any] = {
+            "model": "fake",
+            "instructions": "You are a helpful assistant.",
+            "temperature": 0,
+            "max_output_tokens": 12,
+        }
+        first = client.responses.create(input=question, **asked)
+        assert "Paris" in first.output_text
+        second = client.responses.create(
+            input="Which country did I ask for?", previous_response_id=first.id, **asked
+        )
+        assert first.usage is not None
+        assert second.usage is not None
+        assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+        assert second.usage.input_tokens_details.cached_tokens > 0
+        events = list(client.responses.create(input=question, stream=True, **asked))
+        assert events[-1].type in ("response.completed", "response.incomplete")
+        assert events[-1].response.output_text == first.output_text
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert text == first.output_text
