@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.conftest import Client, running
 from tests.server.fake_engine import FakeEngine
+from tokenmill.config import ServerConfig
 
 PATH = "/v1/embeddings"
 HALF = 1 / math.sqrt(2)
@@ -202,3 +203,30 @@ def test_a_client_that_leaves_is_not_served() -> None:
     with running(engine) as address:
         asyncio.run(asyncio.wait_for(main(address), 30))
     assert [call.ended for call in engine.vectored] == ["dropped", "dropped"]
+
+
+def test_the_servers_limits_hold_for_vectors() -> None:
+    client = Client(FakeEngine(), config=ServerConfig(max_prompt_chars=3))
+    assert client.refused(PATH, 400, input=["abc", "abcd"])["code"] == "prompt_too_long"
+    assert client.refused("/rerank", 400, query="a", documents=["abcd"])["code"] == "prompt_too_long"
+    client = Client(FakeEngine(waiting=2), config=ServerConfig(max_queue=2))
+    assert client.post(PATH, {"input": "a"}).status_code == 429
+    client = Client(FakeEngine(pace=60), config=ServerConfig(request_timeout_s=0.05))
+    assert client.refused(PATH, 504, input="a")["code"] == "request_timeout"
+    assert [call.ended for call in client.engine.vectored] == ["dropped"]
+
+
+def test_vectors_are_counted(client: Client) -> None:
+    client.post(PATH, {"input": ["ab", "c"]})
+    client.refused(PATH, 400, input="a!")
+    figures = client.request("GET", "/metrics").text
+    samples = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
+
+    def value(*parts: str) -> float:
+        (found,) = (v for name, v in samples.items() if all(part in name for part in parts))
+        return float(found)
+
+    assert value("request_success_total", '"stop"') == 2
+    assert value("request_success_total", '"error"') == 1
+    assert value("request_prompt_tokens_sum") == 3
+    assert value("request_generation_tokens_sum") == 0
