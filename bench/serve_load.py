@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import sys
@@ -20,12 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from http_client import Address, get
 from load_behaviour import Asker, Outcome
+from recorded import HOME, circumstances, record
 from servers import (
     free_address,
     llama_cpp_command,
@@ -34,12 +33,10 @@ from servers import (
     tokenmill_command,
 )
 
-from tokenmill import __version__
 from tokenmill.errors import TokenmillError
-from tokenmill.hardware import choose_threads, read_cpu
+from tokenmill.hardware import choose_threads
 from tokenmill.weights.sources import resolve
 
-HERE = Path(__file__).parent
 GRACE_S = 60
 """How long requests may go on after the last one began."""
 
@@ -238,7 +235,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cache-memory", default="512M", help="of tokenmill's cache")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--peers-python", type=Path, help="python with llama-cpp-python[server]")
-    parser.add_argument("--output", type=Path, default=HERE / "results", help="directory of results")
+    parser.add_argument("--output", type=Path, default=HOME, help="directory of results")
     return parser.parse_args()
 
 
@@ -251,6 +248,7 @@ def main() -> int:
     except TokenmillError as error:
         print(f"serve_load.py: error: {error}", file=sys.stderr)
         return 1
+    facts = circumstances(args.model, threads)
     load = Load(args.clients, args.minutes * 60, args.seed)
     summaries: dict[str, dict[str, Any]] = {}
     address = free_address()
@@ -265,24 +263,15 @@ def main() -> int:
         with running(command, address, "/v1/models") as server:
             run = asyncio.run(bear(address, server.pid, str(model), load))
             summaries["llama-cpp-python"] = summarise(run)
-    cpu = read_cpu()
     found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu.model,
-        "model": Path(args.model).name,
-        "version": __version__,
-        "threads": threads,
+        **facts,
         "cache_memory": args.cache_memory,
         "load": asdict(load),
         "servers": summaries,
         "complaints": complaints(summaries["tokenmill"], load),
     }
     print("\n".join(lines(summaries)))
-    args.output.mkdir(parents=True, exist_ok=True)
-    slug = "-".join("".join(c if c.isalnum() else " " for c in cpu.model).lower().split())
-    target = args.output / f"serve-load-{found['date'][:10]}-{Path(args.model).stem}-{slug}.json"
-    target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(f"recorded in {target}")
+    print(f"recorded in {record('load', found, args.output)}")
     for complaint in found["complaints"]:
         print(f"serve_load.py: {complaint}", file=sys.stderr)
     return 1 if found["complaints"] else 0

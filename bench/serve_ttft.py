@@ -17,20 +17,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from http_client import Address, encode, send
 from load_behaviour import CHAT, WORDS
+from recorded import HOME, circumstances, record
 from servers import free_address, running, tokenmill_command
 
-from tokenmill import __version__
 from tokenmill.errors import TokenmillError
-from tokenmill.hardware import choose_threads, read_cpu
+from tokenmill.hardware import choose_threads
 from tokenmill.weights.sources import resolve
-
-HERE = Path(__file__).parent
 
 CACHING: Mapping[str, Sequence[str]] = {"on": (), "off": ("--no-prefix-caching",)}
 
@@ -187,7 +184,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--output", type=Path, default=HERE / "results", help="directory of results")
+    parser.add_argument("--output", type=Path, default=HOME, help="directory of results")
     return parser.parse_args()
 
 
@@ -206,16 +203,11 @@ def main() -> int:
         tuple(int(part) for part in args.concurrency.split(",")),
         args.rounds,
     )
+    facts = circumstances(args.model, threads)
     results = measure(args.model, ["--threads", str(threads)], work)
     summary = {name: summarise(rounds) for name, rounds in results.items()}
-    cpu = read_cpu()
-    date = datetime.now(UTC).isoformat(timespec="seconds")
     found = {
-        "date": date,
-        "cpu": cpu.model,
-        "model": Path(args.model).name,
-        "version": __version__,
-        "threads": threads,
+        **facts,
         "workload": asdict(work),
         "summary": summary,
         "rounds": {
@@ -224,11 +216,7 @@ def main() -> int:
         },
     }
     print("\n".join(lines(summary)))
-    args.output.mkdir(parents=True, exist_ok=True)
-    slug = "-".join("".join(c if c.isalnum() else " " for c in cpu.model).lower().split())
-    target = args.output / f"serve-ttft-{date[:10]}-{Path(args.model).stem}-{slug}.json"
-    target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(f"recorded in {target}")
+    print(f"recorded in {record('ttft', found, args.output)}")
     return 0
 
 

@@ -143,6 +143,8 @@ class FakeEngine:
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not all(0 <= token < 0x110000 for token in ids):
             raise RequestError("the prompt has a token id that is not in the vocabulary")
+        if len(ids) > self.max_model_len:
+            raise RequestError(f"the prompt is longer than {self.max_model_len} tokens")
         letters = self.tokenizer.decode(ids)
         if "!" in letters:
             raise RequestError("temperature of this prompt is too high")
@@ -185,6 +187,8 @@ class FakeEngine:
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not all(0 <= token < 0x110000 for token in ids):
             raise RequestError("the prompt has a token id that is not in the vocabulary")
+        if len(ids) > self.max_model_len:
+            raise RequestError(f"the prompt is longer than {self.max_model_len} tokens")
         if ord("!") in ids:
             raise RequestError("temperature of this prompt is too high")
         if (params.dimensions or 0) > 4:

@@ -43,6 +43,7 @@ BY_MODEL = (
     "there is no role",
     ".* not in the vocabulary",
     "temperature of this prompt",
+    "the prompt is longer",
     "dimensions is",
     "the prompt is empty",
 )
