@@ -53,3 +53,20 @@ def test_a_cached_block_in_use_is_never_evicted() -> None:
     with pytest.raises(IndexError):
         pool.allocate()
     assert evicted == []
+
+
+def test_forgetting_keeps_what_is_in_use() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(3, evicted.append)
+    used, cached = pool.allocate(), pool.allocate()
+    for block in (used, cached):
+        pool.mark_cached(block)
+    pool.release(cached)
+    pool.forget_cached()
+    assert evicted == [cached]
+    assert pool.is_cached(used)
+    assert not pool.is_cached(cached)
+    assert pool.num_free == 2
+    pool.allocate()
+    pool.allocate()
+    assert evicted == [cached]

@@ -308,3 +308,115 @@ def test_a_closed_loop_does_not_harm_the_engine() -> None:
     assert len(asyncio.run(collect(engine, "abc", GREEDY))[-1].outputs[0].token_ids) == 12
     assert not engine.is_dead
     engine.shutdown()
+
+
+def test_memory_is_given_back_between_requests() -> None:
+    bench = Bench()
+
+    async def test(engine: AsyncEngine) -> None:
+        prompt = prompt_of(40)
+        before = (await collect(engine, prompt, GREEDY))[-1]
+        assert (await collect(engine, prompt, GREEDY))[-1].num_cached_tokens == 32
+        assert await engine.give_back_memory() > 0
+        assert int(bench.runner.pool[1 << 13]) == 0  # a whole page that is zero, no longer UNREAD
+        after = (await collect(engine, prompt, GREEDY))[-1]
+        assert after.num_cached_tokens == 0
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+    serve(test, bench).assert_all_free()
+
+
+def test_memory_in_use_is_not_given_back() -> None:
+    async def test(engine: AsyncEngine) -> None:
+        stream = engine.generate("abc", GREEDY)
+        await anext(stream)
+        with pytest.raises(RequestError, match="not finished"):
+            await engine.give_back_memory()
+        assert len([output async for output in stream][-1].outputs[0].token_ids) == 12
+        await asyncio.to_thread(engine.shutdown)
+        with pytest.raises(EngineDeadError):
+            await engine.give_back_memory()
+
+    serve(test)
+
+
+def test_tokens_can_be_watched() -> None:
+    seen: list[float | None] = []
+
+    async def test(engine: AsyncEngine) -> None:
+        engine.watch(lambda outputs: seen.extend(output.interval_s for output in outputs))
+        await collect(engine, "abc", GREEDY)
+
+    serve(test)
+    assert seen[0] is None
+    assert len(seen) == 12
+    assert all(interval is not None and interval > 0 for interval in seen[1:])
+
+
+def test_a_step_that_hangs_shows() -> None:
+    bench = Bench()
+    forward, go_on = bench.model.forward, threading.Event()
+
+    def hanging(*args: Any) -> Any:
+        go_on.wait()
+        return forward(*args)
+
+    bench.model.forward = hanging  # type: ignore[method-assign]
+
+    async def test(engine: AsyncEngine) -> None:
+        assert engine.busy_s == 0
+        task = asyncio.create_task(collect(engine, "abc", GREEDY))
+        await until(lambda: engine.busy_s > 0.05)
+        go_on.set()
+        await task
+        await until(lambda: engine.busy_s == 0)
+
+    serve(test, bench)
+
+
+def test_whatever_ends_the_thread_is_told() -> None:
+    bench = Bench()
+
+    def leaving(*args: Any) -> Any:
+        raise SystemExit(1)
+
+    bench.model.forward = leaving  # type: ignore[method-assign]
+
+    async def test(engine: AsyncEngine) -> None:
+        with pytest.raises(EngineDeadError, match="SystemExit"):
+            await collect(engine, "abc", GREEDY)
+        assert engine.is_dead
+        assert engine.busy_s == 0
+
+    serve(test, bench)
+
+
+def test_leaving_frees_memory_within_one_step() -> None:
+    bench = Bench(max_model_len=4000, num_blocks=1000)
+    forward = bench.model.forward
+    entered, go_on = threading.Semaphore(0), threading.Semaphore(1)
+
+    def stepwise(*args: Any) -> Any:
+        entered.release()
+        go_on.acquire()
+        return forward(*args)
+
+    bench.model.forward = stepwise  # type: ignore[method-assign]
+
+    async def test(engine: AsyncEngine) -> None:
+        endless = SamplingParams(
+            temperature=0.0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        stream = engine.generate("abc", endless)
+        await anext(stream)  # the first step has run
+        await asyncio.to_thread(entered.acquire)
+        await asyncio.to_thread(entered.acquire)  # the second is on its way
+        assert engine.stats().cache_usage > 0
+        await stream.aclose()
+        go_on.release()  # that one ends, and there is none after it
+        await until(lambda: engine.stats().running == 0)
+        assert engine.stats().cache_usage == 0
+        assert engine.stats().steps == 2
+        go_on.release()
+
+    serve(test, bench).assert_all_free()

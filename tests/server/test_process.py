@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tokenmill.server.process import cut_off_stalled
 
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 100_000, "stream": True}
 
@@ -80,3 +83,20 @@ def test_an_idle_server_stops() -> None:
         assert httpx.get(url.replace("/v1/completions", "/health")).status_code == 200
         server.send_signal(signal.SIGTERM)
         ended(server)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+def test_clients_that_take_nothing_are_cut_off() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        cut_off_stalled(listener, 1.0)
+        with socket.create_connection(listener.getsockname()):
+            server, _ = listener.accept()
+            with server, pytest.raises(TimeoutError):
+                server.sendall(bytes(64 << 20))
+
+
+def test_no_limit_for_clients_that_take_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        before = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        cut_off_stalled(listener, None)
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == before

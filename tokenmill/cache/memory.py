@@ -131,7 +131,8 @@ def plan_memory(
     FREE_SHARE of the free memory. If one request of the model's own limit doesn't fit, the limit is
     lowered, unless max_model_len was asked for.
 
-    Raises ConfigError if max_model_len was asked for and doesn't fit, or if not even a short text does.
+    Raises ConfigError if more memory was asked for than there is, if max_model_len was asked for and
+    doesn't fit, or if not even a short text does.
     """
     max_chunk = scheduler.max_num_batched_tokens
     asked = scheduler.max_model_len
@@ -139,6 +140,12 @@ def plan_memory(
     request = plan.blocks_held(length, max_chunk) * plan.block_bytes
     if cache.memory_bytes is not None:
         size, chosen_by = cache.memory_bytes, "as asked for"
+        if size > available_bytes:
+            # The system would promise it and kill the process once requests fill it.
+            raise ConfigError(
+                f"the cache is to take {_size(size)}, but this machine has only {_size(available_bytes)} "
+                "left; ask for less, or leave the size to the engine"
+            )
     else:
         size, chosen_by = min(
             (request * scheduler.max_num_seqs, f"enough for {scheduler.max_num_seqs} requests at once"),
