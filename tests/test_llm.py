@@ -12,7 +12,7 @@ import tokenmill
 from tests.engine.fake_model import HIDDEN, Bench, prompt_of
 from tests.engine.fake_text import LETTERS, LetterTokenizer, front_of
 from tokenmill.engine.build import BuiltEngine
-from tokenmill.engine.pooling import PoolingParams
+from tokenmill.engine.pooling import POOLINGS, PoolingParams
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.errors import ConfigError, EngineDeadError, RequestError, SourceError
 from tokenmill.llm import LLM, list_prompts
@@ -225,6 +225,27 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
         LLM("demo", max_num_seqs=0)
     with pytest.raises(SourceError, match="unknown model"):
         LLM("no-such-model")
+
+
+@pytest.mark.model
+def test_the_demo_model_makes_vectors() -> None:
+    """Recorded native steps: the same bits alone and together, in chunks, and after hits."""
+    texts = ["Paris is the capital of France. " * 9, "Water boils.", "The capital of France is Paris."]
+    with LLM("demo", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=256) as llm:
+        alone = {
+            pooling: [llm.embed(t, PoolingParams(pooling), use_tqdm=False)[0].outputs for t in texts]
+            for pooling in POOLINGS
+        }
+        scores = [out.outputs.score for out in llm.score(texts[2], texts[:2], use_tqdm=False)]
+        assert scores[0] > scores[1]
+    with LLM("demo", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=16) as llm:
+        for _ in range(2):
+            for pooling in POOLINGS:
+                together = llm.embed(texts, PoolingParams(pooling), use_tqdm=False)
+                assert [out.outputs for out in together] == alone[pooling]
+        assert [out.num_cached_tokens for out in together] == [0, 0, 0]
+        again = llm.embed(texts, PoolingParams("last"), use_tqdm=False)
+        assert again[0].num_cached_tokens > 0
 
 
 @pytest.mark.model
