@@ -17,7 +17,9 @@ from tests.server.conftest import Client, running
 from tests.server.fake_engine import FakeEngine
 from tests.server.scripted import Script, called, ended, said, thought
 from tests.server.test_connection import wait_for
+from tokenmill.config import ServerConfig
 from tokenmill.errors import EngineDeadError, RequestError
+from tokenmill.server.controls import Controls
 from tokenmill.server.messages import endpoints
 
 PATH = "/v1/messages"
@@ -397,6 +399,41 @@ def block(**values: Any) -> list[Any]:
 def test_refused(client: Client, body: dict[str, Any], message: str) -> None:
     assert message in refused(client, 400, **body)
     assert client.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", PATH, 405, "invalid_request_error"),
+        ("GET", f"{PATH}/batches", 404, "not_found_error"),
+        ("POST", f"{PATH}/count_tokens", 400, "invalid_request_error"),
+    ],
+)
+def test_whatever_is_refused_here_has_this_form(
+    client: Client, method: str, path: str, status: int, kind: str
+) -> None:
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == kind
+
+
+def test_keys(engine: FakeEngine) -> None:
+    client = Client(engine, config=ServerConfig(api_keys=("first",)))
+    body = {"messages": USER, "max_tokens": 1}
+    refused = client.post(PATH, body)
+    assert refused.status_code == 401
+    assert refused.json()["error"]["type"] == "authentication_error"
+    headers = {"x-api-key": "first"}
+    assert client.request("POST", PATH, json=body, headers=headers).status_code == 200
+
+
+def test_a_server_that_takes_nobody(engine: FakeEngine) -> None:
+    controls = Controls.of(ServerConfig())
+    client = Client(engine, controls=controls)
+    controls.gate.close("draining", "the server is stopping", 3)
+    response = client.post(PATH, {"messages": USER, "max_tokens": 1})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "3")
+    assert response.json()["error"] == {"type": "overloaded_error", "message": "the server is stopping"}
 
 
 def test_a_body_that_is_not_json(client: Client) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.config import ServerConfig
-from tokenmill.server.connection import JsonResponse
+from tokenmill.server.error_answers import error_answer
 from tokenmill.server.errors import ApiError
 
 SOON_S = 2
@@ -102,7 +102,7 @@ class Admission:
         if refusal is None and self._gate.in_flight >= self._max_requests:
             refusal = queue_full(self._gate.in_flight, "are served")
         if refusal is not None:
-            answer = JsonResponse(refusal.body(), status_code=refusal.status, headers=refusal.headers)
+            answer = error_answer(scope["path"], refusal)
             await answer(scope, receive, send)
             return
         self._gate.enter()

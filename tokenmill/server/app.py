@@ -33,10 +33,11 @@ from tokenmill.server.connection import (
 )
 from tokenmill.server.controls import Controls
 from tokenmill.server.embeddings import EmbeddingEndpoints
+from tokenmill.server.error_answers import error_answer
 from tokenmill.server.errors import ApiError, api_error
 from tokenmill.server.fields import Fields
 from tokenmill.server.messages.endpoints import MessageEndpoints
-from tokenmill.server.messages.errors import error_body
+from tokenmill.server.messages.errors import MESSAGES_PATH
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.openapi.document import document_route
 from tokenmill.server.operations import CONTROL_PATHS, Operations
@@ -175,10 +176,10 @@ def _response_routes(responses: ResponseEndpoints) -> list[Route]:
 
 
 def _message_routes(messages: MessageEndpoints) -> list[Route]:
-    path = "/v1/messages"
+    path = MESSAGES_PATH
     return [
-        Route(path, answering(messages.create, error_body), methods=["POST"]),
-        Route(f"{path}/count_tokens", answering(messages.count_tokens, error_body), methods=["POST"]),
+        Route(path, answering(messages.create), methods=["POST"]),
+        Route(f"{path}/count_tokens", answering(messages.count_tokens), methods=["POST"]),
     ]
 
 
@@ -237,9 +238,8 @@ class Server:
 
 def answering(
     endpoint: Callable[[Request], Awaitable[Response]],
-    body: Callable[[ApiError], dict[str, Any]] = ApiError.body,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint with its errors turned into answers, whose bodies are as ``body`` writes them."""
+    """The endpoint with its errors turned into answers."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -247,16 +247,16 @@ def answering(
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            return _error_response(error, body)
+            return _error_response(request, error)
 
     return guarded
 
 
-def _error_response(error: Exception, body: Callable[[ApiError], dict[str, Any]]) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     answer = api_error(error)
     if answer.status == 500:
         log.error("internal error while answering", exc_info=error)
-    return JsonResponse(body(answer), status_code=answer.status, headers=answer.headers)
+    return error_answer(request.url.path, answer)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -264,7 +264,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail}"
     answer = ApiError(what, status=error.status_code)
-    return JsonResponse(answer.body(), status_code=error.status_code, headers=error.headers)
+    return error_answer(request.url.path, answer, error.headers)
 
 
 async def _next(chunks: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenmill.config import ServerConfig
 from tokenmill.errors import ConfigError
-from tokenmill.server.connection import JsonResponse
+from tokenmill.server.error_answers import error_answer
 from tokenmill.server.errors import ApiError
 
 log = logging.getLogger("tokenmill.server")
@@ -131,7 +131,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         more = {"www-authenticate": "Bearer"} if refusal.status == 401 else None
-        answer = JsonResponse(refusal.body(), status_code=refusal.status, headers=more)
+        answer = error_answer(scope["path"], refusal, more)
         await answer(scope, receive, send)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> ApiError | None:

@@ -9,6 +9,9 @@ from typing import Any
 
 from tokenmill.server.errors import ApiError
 
+MESSAGES_PATH = "/v1/messages"
+"""Below it, all errors have this form."""
+
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
