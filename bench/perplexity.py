@@ -25,6 +25,7 @@ import transformers
 
 from tokenmill import LLM, SamplingParams, __version__
 from tokenmill.errors import TokenmillError
+from tokenmill.tokenizer import load_tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.sources import resolve
@@ -41,20 +42,24 @@ def perplexity(total: float, windows: Windows) -> float:
     return math.exp(total / sum(len(ids) - 1 for ids in windows))
 
 
-def of_tokenmill(model: Path, text: str) -> tuple[float, list[list[int]]]:
-    """The perplexity, and the windows of token ids that it was measured on."""
+def windows_of(model: Path, text: str = "") -> list[list[int]]:
+    """A text (by default ``TEXT``) as the model's token ids, cut into windows."""
+    ids = load_tokenizer(open_checkpoint(model)).encode(text or TEXT.read_text("utf-8"))
+    return [ids[i : i + WINDOW] for i in range(0, len(ids) - 1, WINDOW)]
+
+
+def of_tokenmill(model: Path, windows: Windows) -> float:
+    """As tokenmill reads them, all windows at once."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    total = 0.0
     with LLM(str(model), max_model_len=2 * WINDOW) as llm:
-        ids = llm.get_tokenizer().encode(text)
-        windows = [ids[i : i + WINDOW] for i in range(0, len(ids) - 1, WINDOW)]
-        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-        total = 0.0
-        for output in llm.generate(windows, params, use_tqdm=False):
+        for output in llm.generate(list(windows), params, use_tqdm=False):
             scores = output.prompt_logprobs
             assert scores is not None
             for token, entry in list(zip(output.prompt_token_ids, scores, strict=True))[1:]:
                 assert entry is not None
                 total -= entry[token].logprob
-    return perplexity(total, windows), windows
+    return perplexity(total, windows)
 
 
 def of_fp32(model: Path, windows: Windows) -> float:
@@ -106,14 +111,14 @@ def of_llama_cpp(python: Path, model: Path, windows: Windows) -> float:
 
 def measure(model: Path, llama_cpp: Path | None) -> dict[str, float | int | str]:
     """All that can be measured on a GGUF file."""
-    ours, windows = of_tokenmill(model, TEXT.read_text("utf-8"))
+    windows = windows_of(model)
     found: dict[str, float | int | str] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "text": TEXT.name,
         "window": WINDOW,
         "tokens": sum(len(ids) - 1 for ids in windows),
-        "tokenmill": ours,
+        "tokenmill": of_tokenmill(model, windows),
         "fp32": of_fp32(model, windows),
     }
     if llama_cpp is not None:
