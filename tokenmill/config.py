@@ -150,6 +150,7 @@ class ServerConfig:
     metrics_prefix: of the names at /metrics. access_log: a line for each request. log_prompts: prompts
         as well. enable_sleep: serve /sleep and /wake_up. otlp_endpoint: where traces go, if anywhere.
     max_requests: served at once, those included whose clients are slow to take their answers.
+    max_stored_bytes: of responses that are kept for later requests; 0 keeps none.
     ssl_certfile, ssl_keyfile: PEM files; both, or none for plain HTTP.
     """
 
@@ -173,12 +174,17 @@ class ServerConfig:
     enable_sleep: bool = False
     otlp_endpoint: str | None = None
     max_requests: int = 1000
+    max_stored_bytes: int = 128 << 20
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_n", "max_queue", "max_requests"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        _require(
+            self.max_stored_bytes >= 0,
+            f"max_stored_bytes must not be negative, not {self.max_stored_bytes}",
+        )
         _require(self.max_logprobs >= 0, f"max_logprobs must not be negative, not {self.max_logprobs}")
         _require(self.drain_s >= 0, f"drain_s must not be negative, not {self.drain_s}")
         for name in (

@@ -28,7 +28,7 @@ def missing(store: ResponseStore, name: str) -> bool:
 
 
 def test_the_store_forgets_what_was_not_used_for_longest() -> None:
-    store = ResponseStore(max_responses=2)
+    store = ResponseStore(10_000, max_responses=2)
     store.add(answer("a"), [], None)
     store.add(answer("b"), [], None)
     store.get("a")
@@ -38,7 +38,7 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
 
 
 def test_the_store_has_a_size() -> None:
-    store = ResponseStore(max_bytes=3000)
+    store = ResponseStore(3000)
     store.add(answer("a", "x" * 1000), [], None)
     store.add(answer("b"), [item("x" * 1000)], None)
     store.add(answer("c", "x" * 1000), [], None)
@@ -55,14 +55,20 @@ def test_the_store_has_a_size() -> None:
     assert (caught.value.status, caught.value.code) == (404, "response_not_found")
 
 
+def test_a_store_without_room_keeps_nothing() -> None:
+    store = ResponseStore(0)
+    store.add(answer("a"), [], None)
+    assert missing(store, "a")
+
+
 def test_text_counts_in_bytes() -> None:
-    store = ResponseStore(max_bytes=3000)
+    store = ResponseStore(3000)
     store.add(answer("a", "ä" * 1500), [], None)
     assert missing(store, "a")
 
 
 def test_a_response_counts_with_its_history() -> None:
-    store = ResponseStore()
+    store = ResponseStore(10_000)
     store.add(answer("a", "x" * 1000), [item("one")], None)
     store.add(answer("b", "y"), [item("two")], store.get("a"))
     store.add(answer("c", "z"), [item("three")], store.get("b"))
@@ -76,7 +82,7 @@ def test_a_response_counts_with_its_history() -> None:
 
 def test_the_store_forgets_with_time() -> None:
     now = [0.0]
-    store = ResponseStore(kept_seconds=10, clock=lambda: now[0])
+    store = ResponseStore(10_000, kept_seconds=10, clock=lambda: now[0])
     store.add(answer("a"), [], None)
     now[0] = 5.0
     store.add(answer("b"), [], None)

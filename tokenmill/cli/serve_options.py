@@ -117,6 +117,14 @@ def _limits(group: argparse._ArgumentGroup) -> None:
         help="largest request body (default: 16M)",
     )
     group.add_argument(
+        "--max-stored",
+        type=room,
+        default=128 << 20,
+        metavar="SIZE",
+        help="memory for responses that later requests continue (/v1/responses); 0 keeps none "
+        "(default: 128M)",
+    )
+    group.add_argument(
         "--max-prompt-chars",
         type=positive,
         metavar="N",
@@ -172,6 +180,11 @@ def _operation(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def room(text: str) -> int:
+    """A size, or 0."""
+    return 0 if text.strip() == "0" else size(text)
+
+
 def names(text: str) -> tuple[str, ...]:
     """Names separated by commas."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -199,6 +212,7 @@ def server_config(
             allowed_hosts=args.allowed_hosts or default_hosts(args.host),
             cors_origins=args.cors_origins,
             max_body_bytes=args.max_body,
+            max_stored_bytes=args.max_stored,
             max_prompt_chars=args.max_prompt_chars,
             max_n=args.max_n,
             max_logprobs=args.max_logprobs,

@@ -107,7 +107,9 @@ def create_app(
         Route("/v1/completions", answering(server.completions), methods=["POST"]),
         Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
         *_response_routes(
-            ResponseEndpoints(engine, model_names, config.max_body_bytes, ResponseStore())
+            ResponseEndpoints(
+                engine, model_names, config.max_body_bytes, ResponseStore(config.max_stored_bytes)
+            )
         ),
         *_message_routes(MessageEndpoints(engine, model_names, config.max_body_bytes)),
         Route("/v1/embeddings", answering(vectors.create), methods=["POST"]),

@@ -13,7 +13,6 @@ from tokenmill.server.errors import ApiError
 from tokenmill.server.responses.items import Item
 
 MAX_RESPONSES = 4096
-MAX_STORED_BYTES = 128 << 20
 KEPT_SECONDS = 24 * 3600.0
 
 
@@ -48,9 +47,9 @@ class ResponseStore:
 
     def __init__(
         self,
+        max_bytes: int,
         *,
         max_responses: int = MAX_RESPONSES,
-        max_bytes: int = MAX_STORED_BYTES,
         kept_seconds: float = KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
