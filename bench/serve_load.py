@@ -1,6 +1,6 @@
 """Many streaming clients for minutes, some of them rude; checks the server, and records figures.
 
-    python bench/serve_load.py demo --minutes 5 --peers-python .venv-peers/bin/python
+    python bench/serve_load.py demo --minutes 5 --llama-cpp .venv-peers/bin/python
 
 Clients stream chats, read slowly, leave in the middle, and send malformed bodies and oversized prompts.
 tokenmill must give every request the answer that it asked for, have all of its cache back afterwards,
@@ -228,13 +228,13 @@ def lines(servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Load a server with many clients, some of them rude.")
-    parser.add_argument("model", help="what tokenmill calls a model; peers need a .gguf file")
+    parser.add_argument("model", help="what tokenmill calls a model; llama.cpp needs a .gguf file")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cache-memory", default="512M", help="of tokenmill's cache")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--peers-python", type=Path, help="python with llama-cpp-python[server]")
+    parser.add_argument("--llama-cpp", type=Path, help="python with llama-cpp-python[server]")
     parser.add_argument("--output", type=Path, default=HOME, help="directory of results")
     return parser.parse_args()
 
@@ -257,9 +257,9 @@ def main() -> int:
     with running(tokenmill_command(args.model, address, options), address, "/health") as server:
         run = asyncio.run(bear(address, server.pid, "model", load))
         summaries["tokenmill"] = {**summarise(run), "at_rest": asyncio.run(at_rest(address))}
-    if args.peers_python is not None:
+    if args.llama_cpp is not None:
         address = free_address()
-        command = llama_cpp_command(args.peers_python.absolute(), model, address, threads)
+        command = llama_cpp_command(args.llama_cpp.absolute(), model, address, threads)
         with running(command, address, "/v1/models") as server:
             run = asyncio.run(bear(address, server.pid, str(model), load))
             summaries["llama-cpp-python"] = summarise(run)
