@@ -198,11 +198,12 @@ def server_config(
 ) -> ServerConfig:
     """The settings that the options and the environment say.
 
-    Raises UsageError if they contradict each other, ConfigError if a certificate can't be used.
+    Raises UsageError if they contradict each other, ConfigError if what they name can't be used.
     """
     from tokenmill.config import ServerConfig
     from tokenmill.server.security import default_hosts
     from tokenmill.server.tls import check_certificate
+    from tokenmill.server.tracing import check_installed
 
     from_environment = (environment[KEY_VARIABLE],) if environment.get(KEY_VARIABLE) else ()
     with as_usage_errors():
@@ -232,6 +233,8 @@ def server_config(
             ssl_keyfile=args.ssl_keyfile,
         )
     check_certificate(config)
+    if config.otlp_endpoint is not None:
+        check_installed()
     return config
 
 

@@ -53,6 +53,7 @@ from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.scoring import RERANK_PATHS, SCORE_PATHS, ScoringEndpoints
 from tokenmill.server.security import Guard
 from tokenmill.server.served_engine import ServedEngine
+from tokenmill.server.tracing import Tracing, exporting_to
 from tokenmill.server.tokens import TokenEndpoints
 
 log = logging.getLogger("tokenmill.server")
@@ -129,16 +130,19 @@ def create_app(
     routes.append(document_route(routes))
     return Starlette(
         routes=routes,
-        middleware=_middleware(config, controls, _counting(metrics, routes)),
+        middleware=_middleware(config, controls, _counting(metrics, routes), model_names[0]),
         exception_handlers={HTTPException: _http_error},
     )
 
 
 def _middleware(
-    config: ServerConfig, controls: Controls, answered: Callable[[Scope, int], None]
+    config: ServerConfig, controls: Controls, answered: Callable[[Scope, int], None], model: str
 ) -> list[Middleware]:
     """What every request passes, the outermost first."""
     layers = [Middleware(RequestLog, lines=config.access_log, answered=answered)]
+    if config.otlp_endpoint:
+        provider = exporting_to(config.otlp_endpoint)
+        layers.append(Middleware(Tracing, provider=provider, model=model))
     if config.cors_origins:
         # Outside of the guard: browsers ask for permission without a key, and must see refusals.
         layers.append(
