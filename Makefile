@@ -46,7 +46,7 @@ bench: $(VENV)/.installed
 # Hours on two cores. What is not installed is left out. ROUNDS=1 is quicker and says less.
 bench-all: $(VENV)/.installed-test
 	@$(PY) -m pip install $(PIP_FLAGS) matplotlib
-	@$(PY) bench/compare.py all --rounds $(ROUNDS) --llama-cpp $(PEERS)/bin/python \
+	-@$(PY) bench/compare.py all --rounds $(ROUNDS) --llama-cpp $(PEERS)/bin/python \
 	  --vllm $(VLLM)/bin/python --transformers $(PY)
 	@$(PY) bench/perplexity.py $(GGUF_MODELS) $(if $(wildcard $(PEERS)/bin/python),--llama-cpp $(PEERS)/bin/python)
 	@$(PY) bench/report.py

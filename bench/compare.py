@@ -17,9 +17,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def cache_bytes(config: dict[str, Any], texts: Sequence[tuple[int, int]], itemsize: int = 2) -> int:
+def cache_bytes(config: dict[str, Any], texts: Sequence[tuple[int, int]]) -> int:
     """Memory for keys and values of so many texts of so many tokens at once, whichever needs most."""
     heads = config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    itemsize = 4 if config.get("torch_dtype") == "float32" else 2
     token_bytes = 2 * heads * width * config["num_hidden_layers"] * itemsize
     return int(CACHE_ROOM * token_bytes * max(count * length for count, length in texts))
 
@@ -264,13 +266,38 @@ def record(found: dict[str, Any], home: Path) -> Path:
 
 
 def bf16_directory(name: str, home: Path) -> Path:
-    """The bf16 checkpoint of a GGUF model, made if it is not there."""
+    """The bf16 checkpoint of a GGUF model, made if it is not there. Raises WorkerError."""
     target = home / f"{name}-bf16"
     say(f"writing {target.name}, unless it is there")
     command = [sys.executable, str(HERE / "make_bf16.py"), name, str(target)]
     if subprocess.run(command, check=False).returncode:
-        raise SystemExit(1)
+        raise WorkerError(f"{target.name} could not be written")
     return target
+
+
+def compare_model(text: str, plan: Plan) -> None:
+    """A model that the command line names."""
+    given = Path(text)
+    name = given.stem if given.is_file() else given.name
+    compare(name, resolve(text).resolve(), plan)
+
+
+def compare_bf16(home: Path, plan: Plan) -> None:
+    """The bf16 directory."""
+    directory = bf16_directory(BF16, home)
+    compare(directory.name, directory, plan)
+
+
+def run_all(tasks: Sequence[Callable[[], None]]) -> int:
+    """Every task, whatever becomes of the others; the exit status."""
+    status = 0
+    for task in tasks:
+        try:
+            task()
+        except (TokenmillError, WorkerError) as error:
+            print(f"compare.py: error: {error}", file=sys.stderr, flush=True)
+            status = 1
+    return status
 
 
 def parse() -> argparse.Namespace:
@@ -310,30 +337,25 @@ def main() -> int:
         if python is not None:
             peers.append(peer(python.absolute()))
     try:
-        plan = Plan(
-            rounds=args.rounds,
-            prompt_tokens=args.prompt_tokens,
-            gen_tokens=args.gen_tokens,
-            concurrency=args.concurrency,
-            contexts=args.contexts,
-            threads=choose_threads(args.threads).count,
-            quantization=args.quantization,
-            peers=tuple(peers),
-            record_home=args.output,
-        )
-        if args.model != "all":
-            given = Path(args.model)
-            name = given.stem if given.is_file() else given.name
-            compare(name, resolve(args.model).resolve(), plan)
-            return 0
-        for name in MODELS:
-            compare(name, resolve(name).resolve(), plan)
-        directory = bf16_directory(BF16, args.bf16_home.absolute())
-        compare(directory.name, directory, plan)
-    except (TokenmillError, WorkerError) as error:
+        threads = choose_threads(args.threads).count
+    except TokenmillError as error:
         print(f"compare.py: error: {error}", file=sys.stderr)
         return 1
-    return 0
+    plan = Plan(
+        rounds=args.rounds,
+        prompt_tokens=args.prompt_tokens,
+        gen_tokens=args.gen_tokens,
+        concurrency=args.concurrency,
+        contexts=args.contexts,
+        threads=threads,
+        quantization=args.quantization,
+        peers=tuple(peers),
+        record_home=args.output,
+    )
+    if args.model != "all":
+        return run_all([partial(compare_model, args.model, plan)])
+    models = [partial(compare_model, name, plan) for name in MODELS]
+    return run_all([*models, partial(compare_bf16, args.bf16_home.absolute(), plan)])
 
 
 if __name__ == "__main__":

@@ -104,6 +104,20 @@ def test_a_model_that_does_not_exist(
     assert "compare.py: error: " in capsys.readouterr().err
 
 
+def test_all_goes_on_after_a_failure(
+    compare: ModuleType, engines: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise engines.WorkerError("no luck")
+
+    assert compare.run_all([lambda: done.append(1), fail, lambda: done.append(2)]) == 1
+    assert done == [1, 2]
+    assert capsys.readouterr().err == "compare.py: error: no luck\n"
+    assert compare.run_all([lambda: done.append(3)]) == 0
+
+
 @pytest.mark.model
 def test_a_real_comparison(
     compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: ModuleType
