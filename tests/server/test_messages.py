@@ -293,6 +293,12 @@ def test_thinking(client: Client, script: Script, thinking: Any, expected: bool 
     assert script.requests[0].options.get("enable_thinking") is expected
 
 
+def test_effort(client: Client, script: Script) -> None:
+    make(client, output_config={"effort": "low"}, chat_template_kwargs={"mode": "x"})
+    options = script.requests[0].options
+    assert (options["reasoning_effort"], options["mode"]) == ("low", "x")
+
+
 def test_count_tokens(api: anthropic.Anthropic, engine: FakeEngine) -> None:
     counted = api.messages.count_tokens(model="fake", messages=USER)
     assert counted.input_tokens == 3

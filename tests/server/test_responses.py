@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import BaseModel, TypeAdapter
@@ -19,10 +21,24 @@ from tests.server.fake_engine import FakeEngine, FakeTemplate, FakeTokenizer
 from tests.server.scripted import Script, called, ended, said, thought
 from tests.server.test_connection import wait_for
 from tokenmill.errors import EngineDeadError, RequestError
+from tokenmill.server.chat_events import ToolCallDelta, ToolCallStart, Usage
 from tokenmill.server.responses import endpoints
+from tokenmill.server.responses.events import ResponseEvents
 
 PATH = "/v1/responses"
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+FILLED = {
+    "id": "resp_1",
+    "created_at": 0,
+    "model": "fake",
+    "object": "response",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+"""A response with all that its type requires."""
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -177,6 +193,49 @@ def test_a_stream_says_what_the_whole_answer_says(client: Client, script: Script
         return {**answer, **times, "id": "", "output": output}
 
     assert without_ids(last) == without_ids(whole)
+
+
+@given(st.lists(st.sampled_from([*thought("a", ""), *said("b", ""), *called(0, "f", "{}", "")])))
+def test_whatever_comes_the_events_add_up(parts: list[Any]) -> None:
+    """Every item is opened, filled and closed, one after the other; the deltas are the whole text."""
+    growing = ResponseEvents("fake", {})
+    found: list[dict[str, Any]] = []
+    begun_call = False
+    for part in [*parts, *ended()]:
+        if isinstance(part, ToolCallStart):
+            begun_call = True
+        elif not isinstance(part, ToolCallDelta | Usage):
+            begun_call = begun_call and not getattr(part, "text", "")
+        if isinstance(part, ToolCallDelta) and not begun_call:
+            continue  # Only a call that is open has arguments.
+        found += growing.add(part)
+    found += growing.end()
+    output: list[dict[str, Any]] = []
+    text = ""
+    open_item: dict[str, Any] | None = None
+    for event in found:
+        STREAM_EVENT.validate_python({**event, **({"response": FILLED} if "response" in event else {})})
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert open_item is None
+            open_item, text = event["item"], ""
+        elif kind == "output_item.done":
+            assert open_item is not None
+            assert event["item"]["id"] == open_item["id"]
+            assert text == _text_of(event["item"])
+            output.append(event["item"])
+            open_item = None
+        elif kind.endswith(".delta"):
+            text += event["delta"]
+    assert open_item is None
+    assert output
+    assert growing.answer["output"] == output
+
+
+def _text_of(item: dict[str, Any]) -> str:
+    if item["type"] == "function_call":
+        return str(item["arguments"])
+    return "".join(part["text"] for part in item["content"])
 
 
 def test_nothing_said_is_an_empty_message(client: Client, script: Script) -> None:
@@ -496,6 +555,18 @@ def test_what_the_chat_is_asked(client: Client, script: Script) -> None:
     sampling = request.common.sampling
     assert (sampling.top_p, sampling.top_k, sampling.seed, sampling.max_tokens) == (0.5, 3, 4, 9)
     assert request.common.cache_salt == "s"
+
+
+@pytest.mark.parametrize(
+    ("effort", "expected"),
+    [("high", {"reasoning_effort": "high"}), ("none", {"enable_thinking": False}), (None, {})],
+)
+def test_effort(client: Client, script: Script, effort: str | None, expected: dict[str, Any]) -> None:
+    answer = make(client, input="a", reasoning={"effort": effort}, chat_template_kwargs={"mode": "x"})
+    assert answer["reasoning"]["effort"] == effort
+    options = script.requests[0].options
+    names = ("reasoning_effort", "enable_thinking", "mode")
+    assert {name: options[name] for name in names if name in options} == {**expected, "mode": "x"}
 
 
 def test_instructions_and_a_first_message_of_the_developer_are_one(

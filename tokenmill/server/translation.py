@@ -41,6 +41,21 @@ def read_translated(
         raise _renamed(error, names) from error
 
 
+def template_options(
+    given: Mapping[str, Any] | None, *, effort: str | None, thinks: bool | None = None
+) -> dict[str, Any]:
+    """Arguments of the chat template: those given, and how much the model is to think.
+
+    effort: as asked for; "none" is not to think at all. thinks: whether to think, if the client said.
+    Templates know ``reasoning_effort`` (gpt-oss) or ``enable_thinking`` (Qwen3, GLM, ...), and ignore
+    the other.
+    """
+    if effort == "none":
+        effort, thinks = None, False
+    meant = {"reasoning_effort": effort, "enable_thinking": thinks}
+    return {**{name: value for name, value in meant.items() if value is not None}, **(given or {})}
+
+
 def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     message, param = str(error), error.param
     # The longest name first: "a.b" may be called otherwise than "a".

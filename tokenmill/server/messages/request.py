@@ -9,7 +9,7 @@ from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.server.fields import Fields
 from tokenmill.server.messages.conversation import continues, read_conversation
 from tokenmill.server.protocol import ChatRequest
-from tokenmill.server.translation import read_extras, read_translated
+from tokenmill.server.translation import read_extras, read_translated, template_options
 
 UNSUPPORTED = ("container", "mcp_servers")
 """Fields that would change the answer but can't be obeyed."""
@@ -19,7 +19,6 @@ NAMES = {
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
 }
 """Fields of chat completions that are called otherwise here."""
 
@@ -64,10 +63,7 @@ def _conversation(fields: Fields) -> dict[str, Any]:
     tools = _tools(fields)
     choice, parallel = _tool_choice(fields, [tool["function"]["name"] for tool in tools])
     output = fields.section("output_config")
-    template = dict(fields.object("chat_template_kwargs") or {})
-    thinks = _thinks(fields)
-    if thinks is not None:
-        template.setdefault("enable_thinking", thinks)
+    given = fields.object("chat_template_kwargs")
     return {
         "model": fields.text("model"),
         "messages": messages,
@@ -75,8 +71,9 @@ def _conversation(fields: Fields) -> dict[str, Any]:
         "tool_choice": choice if tools else None,
         "parallel_tool_calls": parallel if tools else None,
         "response_format": _response_format(output),
-        "reasoning_effort": output.text("effort"),
-        "chat_template_kwargs": template or None,
+        "chat_template_kwargs": template_options(
+            given, effort=output.text("effort"), thinks=_thinks(fields)
+        ),
         "continue_final_message": prefilled,
         "add_generation_prompt": not prefilled,
     }

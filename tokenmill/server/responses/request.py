@@ -16,7 +16,7 @@ from tokenmill.server.responses.tools import (
     read_tool_choice,
     read_tools,
 )
-from tokenmill.server.translation import read_extras, read_translated
+from tokenmill.server.translation import read_extras, read_translated, template_options
 
 UNSUPPORTED = ("background", "conversation", "prompt", "moderation")
 """Fields that would change the answer but can't be obeyed."""
@@ -40,7 +40,6 @@ NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
     "messages": "input",
 }
 """Fields of chat completions that are called otherwise here."""
@@ -89,8 +88,9 @@ def read_response(fields: Fields, defaults: SamplingParams) -> ResponseRequest:
     truncation = fields.text("truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
         raise fields.wrong("truncation", "must be auto or disabled")
+    extras = read_extras(fields)
     body = {
-        **read_extras(fields),
+        **extras,
         "model": fields.text("model"),
         "messages": chat_messages(instructions, items),
         "stream": fields.flag("stream"),
@@ -104,7 +104,7 @@ def read_response(fields: Fields, defaults: SamplingParams) -> ResponseRequest:
         "tool_choice": tool_choice if tools else None,
         "parallel_tool_calls": parallel if tools else None,
         "response_format": response_format,
-        "reasoning_effort": effort,
+        "chat_template_kwargs": template_options(extras.get("chat_template_kwargs"), effort=effort),
     }
     chat = read_translated(body, defaults, NAMES)
     sampling = chat.common.sampling
