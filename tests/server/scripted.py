@@ -21,17 +21,19 @@ from tokenmill.server.protocol import ChatRequest
 
 @dataclass
 class Script:
-    """Stands in for ``chat_events``. requests: what was asked. An exception among events is raised."""
+    """Stands in for ``chat_events``. requests: what was asked. pace: seconds
+    before each event. An exception among events is raised."""
 
     events: list[ChatEvent | Exception]
     requests: list[ChatRequest] = field(default_factory=list)
+    pace: float = 0.0
 
     async def __call__(self, engine: Any, request: ChatRequest) -> AsyncGenerator[ChatEvent, None]:
         self.requests.append(request)
         if isinstance(self.events[-1], Usage):
             yield replace(self.events[-1], completion_tokens=0, reasoning_tokens=0)
         for event in self.events:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pace)
             if isinstance(event, Exception):
                 raise event
             yield event

@@ -19,6 +19,7 @@ from tests.server.scripted import Script, called, ended, said, thought
 from tests.server.test_connection import wait_for
 from tokenmill.config import ServerConfig
 from tokenmill.errors import EngineDeadError, RequestError
+from tokenmill.server import typed_events
 from tokenmill.server.controls import Controls
 from tokenmill.server.messages import endpoints
 
@@ -345,6 +346,23 @@ def test_an_error_in_a_stream(client: Client, script: Script) -> None:
     assert last["type"] == "error"
     assert last["error"]["type"] == "api_error"
     assert "secret" not in last["error"]["message"]
+
+
+def test_signs_of_life(engine: FakeEngine, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typed_events, "SILENCE_S", 0.01)
+    script.pace = 0.05
+    with (
+        running(engine) as address,
+        anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client,
+    ):
+        with client.messages.stream(model="fake", messages=USER, max_tokens=9) as events:
+            assert events.get_final_text() == "Hello"
+        script.events = [RequestError("the prompt is too long")]
+        with (
+            pytest.raises(anthropic.APIStatusError, match="too long"),
+            client.messages.stream(model="fake", messages=USER, max_tokens=9) as events,
+        ):
+            events.get_final_message()
 
 
 def test_an_aborted_request_is_an_error(client: Client, script: Script) -> None:

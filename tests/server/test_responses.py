@@ -21,6 +21,7 @@ from tests.server.fake_engine import FakeEngine, FakeTemplate, FakeTokenizer
 from tests.server.scripted import Script, called, ended, said, thought
 from tests.server.test_connection import wait_for
 from tokenmill.errors import EngineDeadError, RequestError
+from tokenmill.server import typed_events
 from tokenmill.server.chat_events import ToolCallDelta, ToolCallStart, Usage
 from tokenmill.server.responses import endpoints
 from tokenmill.server.responses.events import ResponseEvents
@@ -462,6 +463,40 @@ def test_an_error_in_a_stream(client: Client, script: Script) -> None:
     assert answer["error"] == {"code": "server_error", "message": "the engine stopped"}
     assert answer["output"][0]["status"] == "incomplete"
     assert client.request("GET", f"{PATH}/{answer['id']}").status_code == 404
+
+
+def test_signs_of_life(client: Client, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typed_events, "SILENCE_S", 0.01)
+    script.pace = 0.05
+    response = client.post(PATH, {"input": "a", "stream": True})
+    parts = response.text.split("\n\n")
+    assert parts[0] == ": still there"
+    assert parts.count(": still there") > 3
+    rest = "\n\n".join(part for part in parts if part != ": still there")
+    assert read_events(rest)[-1]["response"]["status"] == "completed"
+    # Once the stream has begun, errors are events whenever they come.
+    script.events = [RequestError("the prompt is too long")]
+    found = client.post(PATH, {"input": "a", "stream": True}).text.split("\n\n")
+    events = read_events("\n\n".join(part for part in found if part != ": still there"))
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.failed",
+    ]
+    assert events[-1]["response"]["error"]["code"] == "invalid_prompt"
+
+
+def test_signs_of_life_do_not_disturb_the_client(
+    engine: FakeEngine, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(typed_events, "SILENCE_S", 0.01)
+    script.pace = 0.05
+    with (
+        running(engine) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+        client.responses.stream(model="fake", input="a") as events,
+    ):
+        assert events.get_final_response().output_text == "Hello"
 
 
 def test_an_internal_error_tells_nothing(client: Client, script: Script) -> None:

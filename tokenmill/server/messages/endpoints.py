@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -14,15 +13,12 @@ from starlette.responses import Response
 from tokenmill.server.chat_events import chat_events
 from tokenmill.server.chat_prompt import chat_prompt
 from tokenmill.server.connection import JsonResponse, read_json, while_connected
-from tokenmill.server.errors import api_error
 from tokenmill.server.fields import Fields
 from tokenmill.server.messages.errors import error_body
 from tokenmill.server.messages.events import MessageEvents
 from tokenmill.server.messages.request import MessageRequest, read_count, read_message
 from tokenmill.server.protocol import ServingEngine, check_model
 from tokenmill.server.typed_events import stream_of
-
-log = logging.getLogger("tokenmill.server")
 
 
 class MessageEndpoints:
@@ -40,7 +36,7 @@ class MessageEndpoints:
         model = check_model(parsed.chat.common.model, self._names)
         work = _Answer(self._engine, parsed, model)
         if parsed.chat.common.stream:
-            return await stream_of(request, work.events())
+            return await stream_of(request, work.events(), lambda error: [error_body(error)])
         return JsonResponse(await while_connected(request, work.whole()))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -63,28 +59,13 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The message in one piece."""
-        async with aclosing(self._told()) as told:
-            async for _ in told:
+        async with aclosing(self.events()) as events:
+            async for _ in events:
                 pass
         return self._growing.answer
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The message as it grows. Errors before the first event are raised, later ones told."""
-        begun = False
-        try:
-            async with aclosing(self._told()) as told:
-                async for event in told:
-                    begun = True
-                    yield event
-        except Exception as error:
-            if not begun:
-                raise
-            answer = api_error(error)
-            if answer.status == 500:
-                log.error("internal error in a stream", exc_info=error)
-            yield error_body(answer)
-
-    async def _told(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The message as it grows."""
         growing = self._growing
         async with aclosing(chat_events(self._engine, self._request.chat)) as chat:
             async for part in chat:

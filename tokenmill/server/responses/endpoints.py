@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.responses import Response
 
 from tokenmill.server.chat_events import chat_events
 from tokenmill.server.connection import JsonResponse, read_json, while_connected
-from tokenmill.server.errors import ApiError, api_error
+from tokenmill.server.errors import ApiError
 from tokenmill.server.fields import Fields
 from tokenmill.server.protocol import ChatRequest, ServingEngine, check_model
 from tokenmill.server.responses.events import ResponseEvents
@@ -22,8 +21,6 @@ from tokenmill.server.responses.request import ResponseRequest, read_response
 from tokenmill.server.responses.store import ResponseStore, Stored
 from tokenmill.server.responses.truncation import truncated
 from tokenmill.server.typed_events import stream_of
-
-log = logging.getLogger("tokenmill.server")
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 """Items of one page of a list."""
@@ -58,7 +55,7 @@ class ResponseEndpoints:
             chat = await while_connected(request, work)
         answer = _Answer(self._engine, self._store, parsed, chat, previous, model)
         if parsed.chat.common.stream:
-            return await stream_of(request, answer.events())
+            return await stream_of(request, answer.events(), answer.failed)
         return JsonResponse(await while_connected(request, answer.whole()))
 
     async def stored(self, request: Request) -> Response:
@@ -110,28 +107,17 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        async for _ in self._told():
-            pass
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
         return self._growing.answer
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it grows. Errors before the first event are raised, later ones told."""
-        begun = False
-        try:
-            async with aclosing(self._told()) as told:
-                async for event in told:
-                    begun = True
-                    yield event
-        except Exception as error:
-            if not begun:
-                raise
-            answer = api_error(error)
-            if answer.status == 500:
-                log.error("internal error in a stream", exc_info=error)
-            for event in self._growing.fail(answer):
-                yield event
+    def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """The events that tell of an error."""
+        return self._growing.fail(error)
 
-    async def _told(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as it grows."""
         growing = self._growing
         async with aclosing(chat_events(self._engine, self._chat)) as chat:
             async for part in chat:

@@ -63,14 +63,16 @@ class ResponseEvents:
         self._finished: Finished | None = None
 
     def _begin(self) -> Iterator[Event]:
-        """The answer is under way."""
+        """The answer is under way, if that was not told yet."""
+        if self._begun:
+            return
+        self._begun = True
         yield self._event("response.created", response=dict(self.answer))
         yield self._event("response.in_progress", response=dict(self.answer))
 
     def add(self, event: ChatEvent) -> Iterator[Event]:
         """What the model brought forth. The first that is not usage begins the answer."""
-        if not self._begun and not isinstance(event, Usage):
-            self._begun = True
+        if not isinstance(event, Usage):
             yield from self._begin()
         if isinstance(event, ReasoningDelta):
             yield from self._switch(OpenReasoning)
@@ -111,6 +113,7 @@ class ResponseEvents:
 
     def fail(self, error: ApiError) -> Iterator[Event]:
         """An error ended it, too late for a status."""
+        yield from self._begin()
         yield from self._close("incomplete")
         self.answer |= {
             "status": "failed",
