@@ -53,8 +53,8 @@ from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.scoring import RERANK_PATHS, SCORE_PATHS, ScoringEndpoints
 from tokenmill.server.security import Guard
 from tokenmill.server.served_engine import ServedEngine
-from tokenmill.server.tracing import Tracing, exporting_to
 from tokenmill.server.tokens import TokenEndpoints
+from tokenmill.server.tracing import Tracing, exporting_to
 
 log = logging.getLogger("tokenmill.server")
 
