@@ -30,7 +30,7 @@ def compute(
     """Run a text through the cache, chunk by chunk; its blocks and how many tokens were found."""
     blocks = manager.new_request()
     hit = manager.lookup(tokens, len(tokens) - 1, extra)
-    manager.start(blocks, hit)
+    manager.start(blocks, hit, len(tokens))
     found = done = hit.num_tokens if hit else 0
     while done < len(tokens):
         end = min(done + chunk, len(tokens))
@@ -114,7 +114,7 @@ def test_a_window_needs_only_its_end_for_a_hit() -> None:
     manager.release(compute(manager, tokens_of(160))[0])
     # Fill the pool until the oldest blocks are gone.
     other = manager.new_request()
-    manager.start(other, None)
+    manager.start(other, None, 32)
     assert manager.grow(other, 0, 6 * 16)
     blocks, found = compute(manager, tokens_of(160))
     assert found == 144
@@ -155,7 +155,7 @@ def test_the_full_group_must_hold_everything() -> None:
 def test_growth_that_does_not_fit_takes_nothing() -> None:
     manager = manager_of(FULL, WINDOW, num_blocks=5)
     blocks = manager.new_request()
-    manager.start(blocks, None)
+    manager.start(blocks, None, 32)
     assert manager.grow(blocks, 0, 32)
     assert not manager.grow(blocks, 32, 48)
     assert manager.pool.num_free == 1
@@ -177,7 +177,7 @@ def test_the_end_of_a_text_is_evicted_before_its_beginning() -> None:
     manager = manager_of(FULL, num_blocks=4)
     manager.release(compute(manager, tokens_of(64))[0])
     other = manager.new_request()
-    manager.start(other, None)
+    manager.start(other, None, 32)
     assert manager.grow(other, 0, 32)
     hit = manager.lookup(tokens_of(65), 64, None)
     assert hit is not None
@@ -200,7 +200,7 @@ def test_blocks_that_another_request_computed_too_are_not_kept_twice() -> None:
     manager = manager_of(FULL)
     first, second = manager.new_request(), manager.new_request()
     for blocks in (first, second):
-        manager.start(blocks, None)
+        manager.start(blocks, None, 32)
         assert manager.grow(blocks, 0, 32)
     for blocks in (first, second):
         manager.publish(blocks, tokens_of(32), 32, None)

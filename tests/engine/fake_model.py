@@ -15,14 +15,20 @@ import torch
 
 from tokenmill.cache.manager import CacheManager
 from tokenmill.cache.plan import CachePlan, plan_groups
-from tokenmill.cache.spec import BLOCK_SIZE, CacheSpec, FullAttentionSpec, SlidingWindowSpec
+from tokenmill.cache.spec import (
+    BLOCK_SIZE,
+    CacheSpec,
+    FullAttentionSpec,
+    RecurrentSpec,
+    SlidingWindowSpec,
+)
 from tokenmill.engine.core import Engine, EngineLimits
 from tokenmill.engine.outputs import PooledOutput, PositionLogprobs, TokenOutput
 from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.runner import Runner
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.scheduler import Scheduler
-from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.engine.step import Cache, LayerCache, StateCache, StepBuffers
 
 VOCAB = 211
 EOS = 2
@@ -32,11 +38,15 @@ NUMBERS = 1021
 FULL = FullAttentionSpec(1, 2, torch.float32)
 WINDOW = SlidingWindowSpec(1, 2, torch.float32, 40)
 SHORT = SlidingWindowSpec(1, 4, torch.float32, 5)
+STATE = RecurrentSpec(64)
+WIDE_STATE = RecurrentSpec(192)
 
 LAYOUTS: dict[str, list[CacheSpec]] = {
     "full": [FULL, FULL],
     "sliding": [WINDOW, WINDOW],
     "mixed": [WINDOW, FULL, WINDOW, WINDOW, SHORT],
+    "recurrent": [STATE, WIDE_STATE],
+    "hybrid": [STATE, FULL, WIDE_STATE, WINDOW],
 }
 
 UNREAD = 0xFF
@@ -59,7 +69,7 @@ class FakeModel:
     def cache_specs(self) -> list[CacheSpec]:
         return self._specs
 
-    def forward(self, step: StepBuffers, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepBuffers, caches: Sequence[Cache]) -> torch.Tensor:
         count = int(step.num_tokens)
         self.steps.append(count)
         values = step.token_ids[:count].tolist()
@@ -67,7 +77,8 @@ class FakeModel:
         owners = step.token_req[:count].tolist()
         self._check_offsets(step, owners)
         for cache in caches:
-            values = self._layer(cache, values, positions, owners)
+            layer = self._recur if isinstance(cache, StateCache) else self._layer
+            values = layer(cache, values, positions, owners)
         self._values = values
         rows = step.logit_rows[: int(step.num_logits)].tolist()
         for index, row in enumerate(rows):
@@ -83,6 +94,20 @@ class FakeModel:
         starts = step.query_start[: int(step.num_reqs) + 1].tolist()
         expected = [r for r, (a, b) in enumerate(itertools.pairwise(starts)) for _ in range(b - a)]
         assert expected == owners
+
+    @staticmethod
+    def _recur(
+        cache: StateCache, values: list[int], positions: list[int], owners: list[int]
+    ) -> list[int]:
+        words = cache.pool.view(torch.int32).flatten()
+        result = []
+        for value, position, owner in zip(values, positions, owners, strict=True):
+            at = (int(cache.slots[owner]) * cache.slot_bytes + cache.offset) // 4
+            assert words[at] == position, "stale or foreign state"
+            words[at] = position + 1
+            words[at + 15] = hash((int(words[at + 15]), value)) % (2**31 - 1)
+            result.append(int(words[at + 15]))
+        return result
 
     @staticmethod
     def _layer(
@@ -134,6 +159,7 @@ class Bench:
         specs: list[CacheSpec] | str = "full",
         *,
         num_blocks: int = 400,
+        num_slots: int = 24,
         max_tokens: int = 64,
         max_seqs: int = 8,
         spare_logits: int = 8,
@@ -149,7 +175,8 @@ class Bench:
         self.runner = Runner(
             self.model,
             self.plan,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks if self.plan.groups else 0,
+            num_slots=num_slots if self.plan.states else 0,
             max_tokens=max_tokens,
             max_seqs=max_seqs,
             max_logits=max_logits,
@@ -157,7 +184,13 @@ class Bench:
             recorder=recorder,
         )
         self.runner.pool.fill_(UNREAD)
-        self.cache = CacheManager(self.plan, num_blocks, enable_prefix_caching=prefix_caching)
+        self.runner.states.fill_(UNREAD)
+        self.cache = CacheManager(
+            self.plan,
+            num_blocks if self.plan.groups else 0,
+            num_slots if self.plan.states else 0,
+            enable_prefix_caching=prefix_caching,
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_tokens=max_tokens,
@@ -201,7 +234,12 @@ class Bench:
         return outputs
 
     def poison(self) -> None:
-        """Overwrite every block that nobody holds and nobody may find."""
+        """Overwrite every block and state that nobody holds and nobody may find."""
+        for slot in range(self.cache.states.num_slots):
+            if self.cache.states.is_blank(slot):
+                self.runner.states[slot] = UNREAD
+        if not self.plan.groups:
+            return
         pool = self.runner.pool.view(-1, self.plan.block_bytes)
         for block in range(self.cache.pool.num_blocks):
             if not self.cache.pool.references(block) and not self.cache.pool.is_cached(block):
@@ -215,6 +253,7 @@ class Bench:
 
     def assert_all_free(self) -> None:
         pool = self.cache.pool
+        assert self.cache.states.num_free == self.cache.states.num_slots
         assert pool.num_free == pool.num_blocks
         assert all(pool.references(block) == 0 for block in range(pool.num_blocks))
 

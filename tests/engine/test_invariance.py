@@ -94,7 +94,41 @@ def test_preempted(alone: Alone) -> None:
     bench = Bench(layout, num_blocks=blocks, max_tokens=16)
     names = sorted(REQUESTS, key=lambda name: len(REQUESTS[name][0]))
     assert run_all(bench, names) == expected
-    assert bench.engine.stats().preemptions > 0
+    # Recurrent state does not grow: without attention there is nothing to run out of.
+    assert bool(bench.engine.stats().preemptions) == bool(bench.plan.groups)
+
+
+@pytest.mark.parametrize("layout", ["recurrent", "hybrid"])
+@pytest.mark.parametrize("shared", [64, 79, 100, 200, 333])
+def test_any_shared_beginning_is_found(layout: str, shared: int) -> None:
+    """From 64 tokens on, wherever texts part; and exactly there once two of them have parted there."""
+    beginning = prompt_of(400, 20)[:shared]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    texts = {name: beginning + prompt_of(100, seed) for name, seed in (("a", 21), ("b", 22), ("c", 23))}
+    bench = Bench(layout)
+    for name, text in texts.items():
+        bench.add(name, text, params)
+        bench.run()
+    found = {name: bench.results[name].cached for name in texts}
+    assert found["a"] == 0
+    assert max(64, shared * 2 // 3 - 16) <= found["b"] <= shared
+    assert found["c"] == shared // 16 * 16
+    for name, text in texts.items():
+        fresh = Bench(layout, prefix_caching=False)
+        fresh.add(name, text, params)
+        assert fresh.run()[name].tokens == bench.results[name].tokens
+
+
+@pytest.mark.parametrize("layout", ["recurrent", "hybrid"])
+def test_the_next_turn_goes_on_from_the_end_of_the_last_answer(layout: str) -> None:
+    bench = Bench(layout)
+    params = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
+    text = prompt_of(70, 30)
+    bench.add("first", text, params)
+    text = text + bench.run()["first"].tokens + prompt_of(20, 31)
+    bench.add("second", text, params)
+    # The last token of an answer is never read, so 119 tokens are known.
+    assert bench.run()["second"].cached == 112
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -107,6 +141,7 @@ def test_whatever_happens(alone: Alone, seed: int) -> None:
     bench = Bench(
         layout,
         num_blocks=rng.randint(least, 2 * least),
+        num_slots=rng.randint(2, 12),
         max_tokens=budget,
         max_seqs=rng.choice([2, 4]),
         policy=rng.choice(["fcfs", "priority"]),

@@ -15,13 +15,16 @@ DEFAULT_CAP = 4 * GIB
 """What we take without being asked, unless one request needs more."""
 FREE_SHARE = 0.6
 """Share of the free memory that the pool may take; the rest is for everything else."""
+MAX_SNAPSHOTS = 1024
+"""Recurrent states kept for later requests; more would be slow to choose among."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """The block pool, as it is stated at start.
 
-    num_blocks, block_bytes: size of the pool. num_groups: block tables of a request.
+    num_blocks, block_bytes: size of the pool. num_groups: block tables of a request. num_slots,
+    slot_bytes: of recurrent states, for at most max_num_seqs requests and for snapshots.
     available_bytes: free memory when this was decided. max_model_len: longest text served.
     model_limit: longest text the model can read. max_chunk: tokens of a request in one step.
     request_bytes: most that one request of max_model_len holds. chosen_by: what set the size.
@@ -30,6 +33,9 @@ class MemoryPlan:
     num_blocks: int
     block_bytes: int
     num_groups: int
+    num_slots: int
+    slot_bytes: int
+    max_num_seqs: int
     available_bytes: int
     max_model_len: int
     model_limit: int
@@ -39,22 +45,31 @@ class MemoryPlan:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the pool."""
-        return self.num_blocks * self.block_bytes
+        """Bytes of both pools."""
+        return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes
 
     @property
     def full_requests(self) -> float:
         """How many requests of max_model_len fit at once."""
-        return self.pool_bytes / self.request_bytes
+        blocks = self.num_blocks * self.block_bytes
+        return blocks / self.request_bytes if self.request_bytes else float(self.max_num_seqs)
 
     def describe(self) -> list[str]:
         """A few lines for people."""
-        lines = [
-            f"cache: {_size(self.pool_bytes)} in {self.num_blocks} blocks of {BLOCK_SIZE} tokens x "
-            f"{_size(self.block_bytes)}, {self.num_groups} group{'s' if self.num_groups > 1 else ''} "
-            f"({self.chosen_by}; {_size(self.available_bytes)} were free)",
-            f"holds {self.full_requests:.1f} requests of {self.max_model_len} tokens at once",
-        ]
+        free = f"{self.chosen_by}; {_size(self.available_bytes)} were free"
+        lines = []
+        if self.num_blocks:
+            groups = f"{self.num_groups} group{'s' if self.num_groups > 1 else ''}"
+            lines.append(
+                f"cache: {_size(self.num_blocks * self.block_bytes)} in {self.num_blocks} blocks of "
+                f"{BLOCK_SIZE} tokens x {_size(self.block_bytes)}, {groups} ({free})"
+            )
+        if self.num_slots:
+            lines.append(
+                f"recurrent state: {_size(self.num_slots * self.slot_bytes)} in {self.num_slots} slots "
+                f"x {_size(self.slot_bytes)}, for requests and snapshots of shared beginnings ({free})"
+            )
+        lines.append(f"holds {self.full_requests:.1f} requests of {self.max_model_len} tokens at once")
         if self.max_model_len < self.model_limit:
             lines.append(
                 f"max_model_len is {self.max_model_len}; the model can read {self.model_limit}"
@@ -126,6 +141,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Size of the pool, and the longest text that it serves.
 
+    Recurrent states come out of the same amount: at most half of it if there is attention as well.
     An explicit ``memory_bytes`` wins. Otherwise the pool is what max_num_seqs requests of
     max_model_len could use, but at most DEFAULT_CAP (or one request, if that is more) and at most
     FREE_SHARE of the free memory. If one request of the model's own limit doesn't fit, the limit is
@@ -138,6 +154,8 @@ def plan_memory(
     asked = scheduler.max_model_len
     length = model_limit if asked is None else min(asked, model_limit)
     request = plan.blocks_held(length, max_chunk) * plan.block_bytes
+    max_seqs = scheduler.max_num_seqs
+    states = 2 * max_seqs * plan.slot_bytes
     if cache.memory_bytes is not None:
         size, chosen_by = cache.memory_bytes, "as asked for"
         if size > available_bytes:
@@ -148,11 +166,13 @@ def plan_memory(
             )
     else:
         size, chosen_by = min(
-            (request * scheduler.max_num_seqs, f"enough for {scheduler.max_num_seqs} requests at once"),
-            (max(DEFAULT_CAP, request), "the most taken by default"),
+            (request * max_seqs + states, f"enough for {max_seqs} requests at once"),
+            (max(DEFAULT_CAP, request + states), "the most taken by default"),
             (int(available_bytes * FREE_SHARE), f"{FREE_SHARE:.0%} of the free memory"),
         )
-    num_blocks = size // plan.block_bytes
+    num_slots = _state_slots(plan, size, max_seqs, cache.enable_prefix_caching)
+    size -= num_slots * plan.slot_bytes
+    num_blocks = size // plan.block_bytes if plan.block_bytes else 0
     fits = _longest_text(plan, num_blocks, length, max_chunk)
     if fits < length and (asked is not None or fits < 2 * BLOCK_SIZE):
         wanted = length if asked is not None else 2 * BLOCK_SIZE
@@ -165,6 +185,9 @@ def plan_memory(
         num_blocks=num_blocks,
         block_bytes=plan.block_bytes,
         num_groups=len(plan.groups),
+        num_slots=num_slots,
+        slot_bytes=plan.slot_bytes,
+        max_num_seqs=max_seqs,
         available_bytes=available_bytes,
         max_model_len=fits,
         model_limit=model_limit,
@@ -172,6 +195,19 @@ def plan_memory(
         request_bytes=plan.blocks_held(fits, max_chunk) * plan.block_bytes,
         chosen_by=chosen_by,
     )
+
+
+def _state_slots(plan: CachePlan, size: int, max_seqs: int, with_snapshots: bool) -> int:
+    """Slots for recurrent states, of requests and of snapshots, in up to half of the memory."""
+    if not plan.slot_bytes:
+        return 0
+    room = (size // 2 if plan.groups else size) // plan.slot_bytes
+    if room < 2:
+        raise ConfigError(
+            f"a request needs {_size(plan.slot_bytes)} of recurrent state, and as much to keep it for "
+            f"later ones, but the cache has {_size(size)} in all; give it more memory"
+        )
+    return min(room, max_seqs + (MAX_SNAPSHOTS if with_snapshots else 0))
 
 
 def _longest_text(plan: CachePlan, num_blocks: int, limit: int, max_chunk: int) -> int:

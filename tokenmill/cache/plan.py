@@ -3,6 +3,9 @@
 Layers with equal specs are of one kind. A kind is split into groups so that what a group of layers
 remembers of 16 tokens fits in one block, whatever its kind; all groups then draw on one pool of equal
 blocks, and memory moves freely between them.
+
+Layers with a recurrent state keep it in slots of another pool: one slot holds the states of all such
+layers of one request, or of one beginning that is kept (a snapshot).
 """
 
 from __future__ import annotations
@@ -10,7 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmill.cache.spec import BLOCK_SIZE, CacheSpec, SlidingWindowSpec
+from tokenmill.cache.spec import (
+    BLOCK_SIZE,
+    AttentionSpec,
+    CacheSpec,
+    RecurrentSpec,
+    SlidingWindowSpec,
+)
 
 GROUP_COST = 0.02
 """Share of memory that we waste rather than keep one more block table per request."""
@@ -18,7 +27,7 @@ GROUP_COST = 0.02
 
 @dataclass(frozen=True)
 class LayerSlot:
-    """Where a layer's page lies in its group's blocks. offset: bytes from the start of the block."""
+    """Where what a layer remembers lies in a block or slot. offset: bytes from its start."""
 
     layer: int
     offset: int
@@ -28,7 +37,7 @@ class LayerSlot:
 class CacheGroup:
     """Layers of one kind that share a block table."""
 
-    spec: CacheSpec
+    spec: AttentionSpec
     slots: tuple[LayerSlot, ...]
 
     @property
@@ -50,11 +59,14 @@ class CacheGroup:
 class CachePlan:
     """The groups of a model, and the size of a block.
 
-    block_bytes: bytes of one block, in which each layer of a group has its page.
+    block_bytes: bytes of one block, in which each layer of a group has its page; 0 without groups.
+    states: layers with a recurrent state. slot_bytes: bytes of all their states together.
     """
 
     groups: tuple[CacheGroup, ...]
     block_bytes: int
+    states: tuple[LayerSlot, ...] = ()
+    slot_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -64,7 +76,7 @@ class CachePlan:
     @property
     def wasted_share(self) -> float:
         """The share of a full set of blocks that holds nothing."""
-        return 1 - self.used_bytes / (self.block_bytes * len(self.groups))
+        return 1 - self.used_bytes / (self.block_bytes * len(self.groups)) if self.groups else 0.0
 
     def blocks_held(self, num_tokens: int, max_chunk: int) -> int:
         """Most blocks, of all groups together, that a request of ``num_tokens`` holds at once."""
@@ -77,17 +89,27 @@ def blocks_of(num_tokens: int) -> int:
 
 
 def plan_groups(specs: Sequence[CacheSpec]) -> CachePlan:
-    """Groups for a model's layers (``specs`` in layer order) that fit one block size with little waste.
+    """Groups and state slots for a model's layers (``specs`` in layer order).
+
+    The groups fit one block size with little waste.
 
     A block holds a whole number of pages of the kind that it fits best. More groups waste less but
     cost a block table each, so the choice weighs both. Raises ValueError if there are no layers.
     """
     if not specs:
         raise ValueError("a model without layers has nothing to remember")
-    kinds: dict[CacheSpec, list[int]] = {}
+    kinds: dict[AttentionSpec, list[int]] = {}
+    states: list[LayerSlot] = []
+    slot_bytes = 0
     for layer, spec in enumerate(specs):
-        kinds.setdefault(spec, []).append(layer)
-    needed = sum(spec.page_bytes for spec in specs)
+        if isinstance(spec, RecurrentSpec):
+            states.append(LayerSlot(layer, slot_bytes))
+            slot_bytes += spec.state_bytes
+        else:
+            kinds.setdefault(spec, []).append(layer)
+    if not kinds:
+        return CachePlan((), 0, tuple(states), slot_bytes)
+    needed = sum(spec.page_bytes * len(layers) for spec, layers in kinds.items())
     largest_page = max(spec.page_bytes for spec in kinds)
     candidates = {
         spec.page_bytes * count for spec, layers in kinds.items() for count in range(1, len(layers) + 1)
@@ -107,4 +129,4 @@ def plan_groups(specs: Sequence[CacheSpec]) -> CachePlan:
             members = layers[start : start + size]
             slots = (LayerSlot(layer, index * spec.page_bytes) for index, layer in enumerate(members))
             groups.append(CacheGroup(spec, tuple(slots)))
-    return CachePlan(tuple(groups), block_bytes)
+    return CachePlan(tuple(groups), block_bytes, tuple(states), slot_bytes)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tokenmill.cache.spec import BLOCK_SIZE
 
 NO_BLOCK = -1
+NO_SLOT = -1
 
 BlockKey = tuple[bytes, Hashable]
 """Token ids of a block, and what else its contents depend on (salt, adapter, media)."""
@@ -28,17 +29,20 @@ def block_key(tokens: array[int], index: int, extra: Hashable) -> BlockKey:
 class PrefixNode:
     """The beginning of a text that ends with this block.
 
-    blocks: for each group, the block that holds it, or NO_BLOCK. users: requests that stand here.
+    blocks: for each group, the block that holds it, or NO_BLOCK. snapshot: slot of the recurrent state
+    after it, or NO_SLOT. users: requests that stand here. depth: blocks up to here.
     """
 
-    __slots__ = ("blocks", "children", "key", "parent", "users")
+    __slots__ = ("blocks", "children", "depth", "key", "parent", "snapshot", "users")
 
     def __init__(self, parent: PrefixNode | None, key: BlockKey, num_groups: int) -> None:
         self.parent = parent
         self.key = key
         self.blocks = [NO_BLOCK] * num_groups
         self.children: dict[BlockKey, PrefixNode] = {}
+        self.snapshot = NO_SLOT
         self.users = 0
+        self.depth: int = parent.depth + 1 if parent is not None else 0
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,13 @@ class PrefixHit:
     """The longest beginning that all groups hold.
 
     nodes: one for each of its blocks. first_needed: for each group, the index of the first block that
-    later tokens can still see; the blocks before it need not be held.
+    later tokens can still see; the blocks before it need not be held. shared: blocks that would do, had
+    a recurrent state been kept there.
     """
 
     nodes: tuple[PrefixNode, ...]
     first_needed: tuple[int, ...]
+    shared: int
 
     @property
     def num_tokens(self) -> int:
@@ -64,10 +70,16 @@ def first_visible_block(window: int, position: int) -> int:
 
 
 class PrefixIndex:
-    """Finds and remembers beginnings. windows: for each group, tokens seen at most (0: all)."""
+    """Finds and remembers beginnings.
 
-    def __init__(self, windows: Sequence[int]) -> None:
+    windows: for each group, tokens seen at most (0: all). stateful: whether a recurrent state is needed
+    as well.
+    """
+
+    def __init__(self, windows: Sequence[int], *, stateful: bool = False) -> None:
         self._windows = tuple(windows)
+        self._stateful = stateful
+        self._snapshots: dict[int, PrefixNode] = {}
         self._root = PrefixNode(None, (b"", None), len(windows))
         self._owners: dict[int, tuple[PrefixNode, int]] = {}
 
@@ -92,9 +104,10 @@ class PrefixIndex:
             nodes.append(child)
             node = child
         length = self._held_by_full(nodes)
-        length = self._held_by_windows(nodes, length)
+        shared = length
+        length = self._held_by_the_rest(nodes, length)
         first = tuple(first_visible_block(window, length * BLOCK_SIZE) for window in self._windows)
-        return PrefixHit(tuple(nodes[:length]), first)
+        return PrefixHit(tuple(nodes[:length]), first, shared)
 
     def _held_by_full(self, nodes: list[PrefixNode]) -> int:
         full = [group for group, window in enumerate(self._windows) if not window]
@@ -103,14 +116,15 @@ class PrefixIndex:
                 return index
         return len(nodes)
 
-    def _held_by_windows(self, nodes: list[PrefixNode], length: int) -> int:
-        """The longest beginning, at most ``length`` blocks, of whose end every window is held."""
+    def _held_by_the_rest(self, nodes: list[PrefixNode], length: int) -> int:
+        """The longest beginning, at most ``length`` blocks, of whose end every window is held, and the
+        recurrent state if there is one."""
         sliding = [group for group, window in enumerate(self._windows) if window]
         runs = dict.fromkeys(sliding, 0)
         longest = 0
         for index in range(length):
             end = index + 1
-            held = True
+            held = not self._stateful or nodes[index].snapshot != NO_SLOT
             for group in sliding:
                 runs[group] = runs[group] + 1 if nodes[index].blocks[group] != NO_BLOCK else 0
                 needed = end - first_visible_block(self._windows[group], end * BLOCK_SIZE)
@@ -150,10 +164,21 @@ class PrefixIndex:
         node.blocks[group] = NO_BLOCK
         self._prune(node)
 
+    def add_snapshot(self, node: PrefixNode, slot: int) -> None:
+        """The state after ``node``, which has none, is kept in ``slot``."""
+        node.snapshot = slot
+        self._snapshots[slot] = node
+
+    def forget_snapshot(self, slot: int) -> None:
+        """The slot is about to be overwritten."""
+        node = self._snapshots.pop(slot)
+        node.snapshot = NO_SLOT
+        self._prune(node)
+
     def _prune(self, node: PrefixNode) -> None:
         """Drop nodes that lead nowhere."""
         while node.parent is not None and not node.users and not node.children:
-            if any(block != NO_BLOCK for block in node.blocks):
+            if node.snapshot != NO_SLOT or any(block != NO_BLOCK for block in node.blocks):
                 return
             del node.parent.children[node.key]
             node = node.parent

@@ -9,6 +9,9 @@ import torch
 BLOCK_SIZE = 16
 """Tokens in a block, whatever the model."""
 
+STATE_ALIGNMENT = 64
+"""Bytes of which the size of a recurrent state is a multiple."""
+
 
 @dataclass(frozen=True)
 class FullAttentionSpec:
@@ -39,4 +42,22 @@ class SlidingWindowSpec(FullAttentionSpec):
     window: int
 
 
-CacheSpec = FullAttentionSpec | SlidingWindowSpec
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """A state of fixed size that every token replaces (Mamba, gated delta net, short convolution).
+
+    state_bytes: of one request, a multiple of 64. What lies in it is the layer's affair; all zeros is
+    the state before the first token.
+    """
+
+    state_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.state_bytes <= 0 or self.state_bytes % STATE_ALIGNMENT:
+            raise ValueError(
+                f"a state of {self.state_bytes} bytes is not a multiple of {STATE_ALIGNMENT}"
+            )
+
+
+AttentionSpec = FullAttentionSpec | SlidingWindowSpec
+CacheSpec = AttentionSpec | RecurrentSpec

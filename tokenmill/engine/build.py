@@ -179,6 +179,7 @@ def assemble(
         model,
         plan,
         num_blocks=memory.num_blocks,
+        num_slots=memory.num_slots,
         max_tokens=max_tokens,
         max_seqs=max_seqs,
         max_logits=max_logits,
@@ -186,7 +187,10 @@ def assemble(
         recorder=recorder,
     )
     cache = CacheManager(
-        plan, memory.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching
+        plan,
+        memory.num_blocks,
+        memory.num_slots,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     scheduler = Scheduler(
         cache,

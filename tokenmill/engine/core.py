@@ -130,7 +130,8 @@ class Engine:
                 f"{len(self._requests)} requests are not finished; memory can be given back afterwards"
             )
         self._cache.forget_all()
-        return give_back_pages(self.runner.pool.data_ptr(), self.runner.pool.nbytes)
+        pools = (self.runner.pool, self.runner.states)
+        return sum(give_back_pages(pool.data_ptr(), pool.nbytes) for pool in pools if pool.nbytes)
 
     @torch.inference_mode()
     def step(self) -> list[TokenOutput | PooledOutput]:
@@ -144,6 +145,7 @@ class Engine:
                 raise RuntimeError("the scheduler found nothing to do although requests are waiting")
             return []
         self._steps += 1
+        self.runner.move_states(self._cache.states.take_moves())
         result = self.runner.run(work)
         logits, rows = result.logits, result.logit_rows
         self._note_progress(work)
@@ -174,6 +176,7 @@ class Engine:
             self._cache.publish(
                 request.blocks, request.tokens, request.num_computed, request.source.cache_extra
             )
+        self.runner.move_states(self._cache.states.take_moves())
 
     def _pool(self, result: StepResult) -> list[TokenOutput | PooledOutput]:
         """Take in the hidden states of requests that pool them, and end those that have them all."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from tokenmill.cache.plan import CachePlan, blocks_of
+from tokenmill.cache.state_pool import Move
 from tokenmill.engine.int_view import int_view
 from tokenmill.engine.request import Request
-from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.engine.step import Cache, LayerCache, StateCache, StepBuffers
 from tokenmill.engine.step_clock import StepClock
 from tokenmill.errors import ConfigError
 from tokenmill.ops.work import StepShape
@@ -68,7 +69,8 @@ class StepResult:
 class Runner:
     """Owns the pool, the step buffers and the model.
 
-    max_tokens, max_seqs, max_logits: capacities of a step. max_model_len: longest text.
+    num_blocks, num_slots: sizes of the pools. max_tokens, max_seqs, max_logits: capacities of a step.
+    max_model_len: longest text.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Runner:
         plan: CachePlan,
         *,
         num_blocks: int,
+        num_slots: int = 0,
         max_tokens: int,
         max_seqs: int,
         max_logits: int,
@@ -93,7 +96,8 @@ class Runner:
         )
         # Left uninitialised: the system provides memory only for pages that are written.
         self.pool = torch.empty(num_blocks * plan.block_bytes, dtype=torch.uint8)
-        self.caches = _layer_caches(plan, self.pool, self.step)
+        self.states = torch.empty(num_slots, plan.slot_bytes, dtype=torch.uint8)
+        self.caches = _layer_caches(plan, self.pool, self.states, self.step)
         step = self.step
         self._num_tokens = int_view(step.num_tokens)
         self._num_reqs = int_view(step.num_reqs)
@@ -104,6 +108,7 @@ class Runner:
         self._query_start = int_view(step.query_start)
         self._logit_rows = int_view(step.logit_rows)
         self._tables = [int_view(table) for table in step.block_tables]
+        self._state_slots = int_view(step.state_slots)
         self._counting = array("i", range(max(max_model_len, max_tokens) + 1))
         # Which version of whose table each row of the block tables holds.
         self._owners: list[tuple[Request | None, int]] = [(None, -1)] * max_seqs
@@ -112,6 +117,14 @@ class Runner:
         self._recorder = recorder
         self._replay: Replay | None = None
         self._logits: torch.Tensor | None = None
+
+    def move_states(self, moves: Sequence[Move]) -> None:
+        """Copy or clear recurrent states, in order."""
+        for move in moves:
+            if move.source is None:
+                self.states[move.target].zero_()
+            else:
+                self.states[move.target].copy_(self.states[move.source])
 
     def run(self, work: dict[Request, int]) -> StepResult:
         """Compute the given numbers of tokens of each request."""
@@ -174,6 +187,7 @@ class Runner:
         start = row * self._max_blocks
         for view, table in zip(self._tables, request.blocks.tables, strict=True):
             view[start : start + len(table)] = table
+        self._state_slots[row] = request.blocks.state
 
     def _forward(self) -> torch.Tensor:
         if self._replay is not None:
@@ -220,9 +234,14 @@ class Runner:
         return self._replay.profile()
 
 
-def _layer_caches(plan: CachePlan, pool: torch.Tensor, step: StepBuffers) -> Sequence[LayerCache]:
-    """Each layer's view of the pool, in layer order."""
-    caches: dict[int, LayerCache] = {}
+def _layer_caches(
+    plan: CachePlan, pool: torch.Tensor, states: torch.Tensor, step: StepBuffers
+) -> Sequence[Cache]:
+    """Each layer's view of its pool, in layer order."""
+    caches: dict[int, Cache] = {
+        slot.layer: StateCache(states, plan.slot_bytes, slot.offset, step.state_slots)
+        for slot in plan.states
+    }
     for group, table in zip(plan.groups, step.block_tables, strict=True):
         for slot in group.slots:
             caches[slot.layer] = LayerCache(

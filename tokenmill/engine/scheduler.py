@@ -115,6 +115,9 @@ class Scheduler:
     def _chunk(self, request: Request) -> int:
         """How many tokens a request can compute within what is left of the step."""
         chunk = min(len(request.tokens) - request.num_computed, self._tokens_left)
+        limit = self._cache.chunk_limit(request.blocks, request.num_computed)
+        if limit is not None:
+            chunk = min(chunk, limit)
         if request.wants_prompt_logprobs:
             # Everyone may need one row; only what is beyond that can be given away.
             spare = self._max_logits - self._max_seqs
@@ -184,7 +187,7 @@ class Scheduler:
         self._num_waiting -= 1
         request.status = Status.RUNNING
         self.running.append(request)
-        self._cache.start(request.blocks, hit)
+        self._cache.start(request.blocks, hit, len(request.tokens))
         request.num_computed = hit.num_tokens if hit else 0
         if request.num_cached < 0:
             request.num_cached = request.num_computed

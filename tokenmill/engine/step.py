@@ -21,6 +21,7 @@ class StepBuffers:
     query_start: [R + 1], where each request's tokens start in the flat batch.
     block_tables: one [R, max_blocks] per cache group: block numbers in order of position.
         An entry that a sliding window has left behind is -1 and is never read.
+    state_slots: [R], where each request's recurrent state is.
     logit_rows: [L], which tokens of the flat batch need logits.
     """
 
@@ -32,6 +33,7 @@ class StepBuffers:
     token_req: torch.Tensor
     query_start: torch.Tensor
     block_tables: tuple[torch.Tensor, ...]
+    state_slots: torch.Tensor
     logit_rows: torch.Tensor
 
     @property
@@ -57,6 +59,7 @@ class StepBuffers:
             token_req=ints(max_tokens),
             query_start=ints(max_reqs + 1),
             block_tables=tuple(ints(max_reqs, max_blocks) for _ in range(num_groups)),
+            state_slots=ints(max_reqs),
             logit_rows=ints(max_logits),
         )
 
@@ -79,3 +82,21 @@ class LayerCache:
     head_dim: int
     dtype: torch.dtype
     window: int
+
+
+@dataclass(frozen=True)
+class StateCache:
+    """Where one layer's recurrent states lie.
+
+    pool: uint8, all slots. A state starts at ``slot * slot_bytes + offset``. slots: of each request of
+    this step ([R]).
+    """
+
+    pool: torch.Tensor
+    slot_bytes: int
+    offset: int
+    slots: torch.Tensor
+
+
+Cache = LayerCache | StateCache
+"""What the engine hands to a layer that remembers something."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.engine.step import Cache, LayerCache, StepBuffers
 from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
 from tokenmill.layers.embedding import Embedding, LMHead
@@ -48,7 +48,7 @@ class Model(Protocol):
         """What each layer remembers, in order."""
         ...
 
-    def forward(self, step: StepBuffers, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepBuffers, caches: Sequence[Cache]) -> torch.Tensor:
         """fp32 [max_logits, vocab_size]; the first num_logits rows are this step's."""
         ...
 

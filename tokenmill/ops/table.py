@@ -130,8 +130,8 @@ class RopeStore:
     qkv: [capacity, (num_heads + 2 * num_kv_heads) * head_dim]; queries are rotated in place (keys may
     be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
     rest passes through. Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
-    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps each head
-    of each token with a scale of its own: scale = max|x| / 127, q = round-half-even(x * (1 / scale)).
+    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps each
+    head of each token with a scale of its own: scale = max|x| / 127, q = round-half-even(x * (1 / scale)).
     """
 
     op: ClassVar[str] = "rope_store"
@@ -152,7 +152,7 @@ class Attention:
     Queries are the first num_heads * head_dim columns of qkv; out: [capacity, num_heads * head_dim].
     A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
     Scores are ``scale * q.k``, then ``softcap * tanh(s / softcap)`` if softcap > 0.
-    sinks: fp32 [num_heads], for each head the score of one more position, whose value is zero (gpt-oss).
+    sinks: fp32 [num_heads], for each head the score of one more position whose value is zero (gpt-oss).
     """
 
     op: ClassVar[str] = "attention"
