@@ -137,13 +137,13 @@ def test_without_tools_nothing_is_said_of_them(translate: Translate, module: Any
 def test_errors_tell_the_names_that_the_client_knows() -> None:
     user = [{"role": "user", "content": "a"}]
     names = {"max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
-    with pytest.raises(ApiError, match="^max_output_tokens must be at least 1") as caught:
+    with pytest.raises(ApiError, match=r"^max_output_tokens must be at least 1") as caught:
         read_translated({"messages": user, "max_completion_tokens": 0}, SamplingParams(), names)
     assert caught.value.param == "max_output_tokens"
-    with pytest.raises(ApiError, match="^stop_sequences must be") as caught:
+    with pytest.raises(ApiError, match=r"^stop_sequences must be") as caught:
         read_translated({"messages": user, "stop": [1]}, SamplingParams(), names)
     assert (caught.value.param, caught.value.status) == ("stop_sequences", 400)
-    with pytest.raises(ApiError, match="^temperature must be") as caught:
+    with pytest.raises(ApiError, match=r"^temperature must be") as caught:
         read_translated({"messages": user, "temperature": -1}, SamplingParams(), names)
     assert caught.value.param == "temperature"
 
