@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from tokenmill.config import ServerConfig
 from tokenmill.server.controls import Controls
+from tokenmill.server.http_protocol import ImpatientProtocol
 
 log = logging.getLogger("tokenmill.server")
 
@@ -115,6 +116,8 @@ def serve(
         app,
         lifespan="off",
         log_config=None,
+        http=ImpatientProtocol,
+        ws="none",
         access_log=False,
         timeout_graceful_shutdown=LAST_WORDS_S,
         server_header=False,
