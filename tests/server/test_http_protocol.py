@@ -55,7 +55,9 @@ def test_a_second_head_that_never_ends(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as connection:
         connection.settimeout(30)
         connection.sendall(REQUEST)
-        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        answer = b""
+        while not answer.endswith(b'{"status":"ok"}'):
+            answer += connection.recv(1000)
         connection.sendall(b"GET /")
         assert is_closed(connection)
 
