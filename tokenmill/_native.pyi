@@ -12,6 +12,8 @@ class Matrix:
     cols: int
     nbytes: int
     any_quantised: bool
+    @property
+    def address(self) -> int: ...
 
 class Program:
     @property
@@ -91,6 +93,9 @@ class Executor:
 
 def pack(
     pool: ThreadPool, formats: Sequence[str], rows: Sequence[int], cols: int, data: Sequence[int]
+) -> Matrix: ...
+def view_tiles(
+    formats: Sequence[str], rows: Sequence[int], cols: int, tiles: int, bytes: int, owner: object
 ) -> Matrix: ...
 def formats() -> list[tuple[str, int]]: ...
 def available_kernels() -> list[str]: ...

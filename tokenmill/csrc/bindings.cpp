@@ -42,6 +42,29 @@ const Kernels& kernels_named(const std::string& name) {
     return *k;
 }
 
+const uint8_t* first_byte(const Matrix& m) { return m.segments.empty() ? nullptr : m.segments.front().data; }
+
+// A matrix whose tiles are somewhere else, one segment's after the other's, as pack_matrix lays them out.
+std::unique_ptr<Matrix> view_tiles(const std::vector<std::string>& formats, const std::vector<int>& rows, int cols, const uint8_t* tiles,
+                                   size_t bytes) {
+    if (formats.empty() || formats.size() != rows.size() || cols <= 0) throw std::invalid_argument("a matrix needs formats, rows and columns");
+    auto m = std::make_unique<Matrix>();
+    m->cols = cols;
+    for (size_t i = 0; i < formats.size(); i++) {
+        const Format* f = find_format(formats[i]);
+        if (!f || cols % f->block != 0 || rows[i] <= 0) throw std::invalid_argument("there are no tiles of " + formats[i]);
+        const int count = (rows[i] + kTileRows - 1) / kTileRows;
+        m->segments.push_back({f, rows[i], m->rows, m->tiles, count, tiles + m->bytes});
+        m->bytes += size_t(count) * f->tile_bytes(cols);
+        m->rows += rows[i];
+        m->tiles += count;
+        (f->bits ? m->any_quantised : m->any_dense) = true;
+    }
+    if (m->bytes != bytes) throw std::invalid_argument("the tiles have " + std::to_string(bytes) + " bytes, not " + std::to_string(m->bytes));
+    if (reinterpret_cast<uintptr_t>(tiles) % 64) throw std::invalid_argument("the tiles are not aligned to 64 bytes");
+    return m;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -58,6 +81,7 @@ NB_MODULE(_native, m) {
         .def_ro("rows", &Matrix::rows)
         .def_ro("cols", &Matrix::cols)
         .def_ro("nbytes", &Matrix::bytes)
+        .def_prop_ro("address", [](const Matrix& w) { return reinterpret_cast<uintptr_t>(first_byte(w)); })
         .def_ro("any_quantised", &Matrix::any_quantised);
 
     nb::class_<Program>(m, "Program")
@@ -140,6 +164,12 @@ NB_MODULE(_native, m) {
             return pack_matrix(pool, formats, rows, cols, pointers);
         },
         nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "view_tiles",
+        [](const std::vector<std::string>& formats, const std::vector<int>& rows, int cols, uintptr_t tiles, size_t bytes, nb::object owner) {
+            return view_tiles(formats, rows, cols, at<const uint8_t>(tiles), bytes);
+        },
+        nb::keep_alive<0, 6>());
     m.def("formats", [] {
         std::vector<std::pair<std::string, int>> known;  // name, columns of a block
         for (const char* name : {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
