@@ -130,8 +130,8 @@ class RopeStore:
     qkv: [capacity, (num_heads + 2 * num_kv_heads) * head_dim]; queries are rotated in place (keys may
     be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
     rest passes through. Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
-    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps each
-    head of each token with a scale of its own: scale = max|x| / 127, q = round-half-even(x * (1 / scale)).
+    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps
+    each head of each token with its own scale: scale = max|x| / 127, q = round-half-even(x * (1 / scale)).
     """
 
     op: ClassVar[str] = "rope_store"
