@@ -1,6 +1,7 @@
 """Negative log-probabilities of given windows of token ids, from llama-cpp-python.
 
-Reads a JSON list of windows from standard input; prints {"total": ..., "version": ...}.
+Reads a JSON list of windows from standard input; prints one number for every token but the first of its
+window, in order.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ def main() -> None:
     llm = llama_cpp.Llama(
         sys.argv[1], n_ctx=size, n_batch=size, n_ubatch=size, logits_all=True, verbose=False
     )
-    total = 0.0
+    losses = []
     for ids in windows:
         llm.reset()
         llm.eval(ids)
         for row, token in enumerate(ids[1:]):
             logits = llm.scores[row].astype(np.float64)
             top = logits.max()
-            total += top + np.log(np.exp(logits - top).sum()) - logits[token]
-    print(json.dumps({"total": float(total), "version": llama_cpp.__version__}))
+            losses.append(float(top + np.log(np.exp(logits - top).sum()) - logits[token]))
+    print(json.dumps(losses))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,40 +39,71 @@ WINDOW = 512
 Windows = Sequence[Sequence[int]]
 
 
-def perplexity(total: float, windows: Windows) -> float:
-    """total: of the negative log-probabilities of every token but the first of its window."""
-    return math.exp(total / sum(len(ids) - 1 for ids in windows))
+Losses = list[float]
+"""Negative log-probabilities of every token but the first of its window, in order."""
 
 
-def windows_of(model: Path, text: str = "") -> list[list[int]]:
-    """A text (by default ``TEXT``) as the model's token ids, cut into windows."""
-    ids = load_tokenizer(open_checkpoint(model)).encode(text or TEXT.read_text("utf-8"))
-    return [ids[i : i + WINDOW] for i in range(0, len(ids) - 1, WINDOW)]
+def perplexity(losses: Losses) -> float:
+    """exp of the mean."""
+    return math.exp(statistics.fmean(losses))
 
 
-def of_tokenmill(model: Path, windows: Windows) -> float:
+@dataclass(frozen=True)
+class Distance:
+    """How far a perplexity lies from another over the same tokens: the logarithm of their ratio.
+
+    error: its standard error. Rounding moves the losses of single tokens up and down, so over a text of
+    a few thousand tokens a distance within about two of these says nothing.
+    """
+
+    log_ratio: float
+    error: float
+
+    @classmethod
+    def of(cls, losses: Losses, others: Losses) -> Distance:
+        """From the differences token by token."""
+        differences = [a - b for a, b in zip(losses, others, strict=True)]
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        return cls(statistics.fmean(differences), error)
+
+
+def windows_of(model: Path) -> list[list[int]]:
+    """The text as the model's token ids, cut into windows of at most ``WINDOW`` tokens.
+
+    Each starts as the tokenizer starts a text: models that were trained with a first token that marks
+    the beginning read badly, and erratically, without it.
+    """
+    tokenizer = load_tokenizer(open_checkpoint(model))
+    start = tokenizer.encode("")
+    ids = tokenizer.encode(TEXT.read_text("utf-8"), add_special_tokens=False)
+    length = WINDOW - len(start)
+    return [[*start, *ids[i : i + length]] for i in range(0, len(ids) - 1, length)]
+
+
+def of_tokenmill(model: Path, windows: Windows) -> Losses:
     """As tokenmill reads them, all windows at once."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    total = 0.0
+    losses: Losses = []
     with LLM(str(model), max_model_len=2 * WINDOW) as llm:
         for output in llm.generate(list(windows), params, use_tqdm=False):
             scores = output.prompt_logprobs
             assert scores is not None
             for token, entry in list(zip(output.prompt_token_ids, scores, strict=True))[1:]:
                 assert entry is not None
-                total -= entry[token].logprob
-    return perplexity(total, windows)
+                losses.append(-entry[token].logprob)
+    return losses
 
 
-def of_fp32(model: Path, windows: Windows) -> float:
+def of_fp32(model: Path, windows: Windows) -> Losses:
     """Of the dequantised weights in fp32, computed by transformers."""
-    reference, total = fp32_model(model), 0.0
+    reference = fp32_model(model)
+    losses: Losses = []
     with torch.inference_mode():
         for window in windows:
             ids = torch.tensor([window])
             logits = reference(ids).logits[0, :-1].log_softmax(-1)
-            total -= logits.gather(1, ids[0, 1:, None]).sum(dtype=torch.float64).item()
-    return perplexity(total, windows)
+            losses += (-logits.gather(1, ids[0, 1:, None]).squeeze(1)).tolist()
+    return losses
 
 
 def fp32_model(path: Path) -> torch.nn.Module:
@@ -94,7 +127,7 @@ def fp32_model(path: Path) -> torch.nn.Module:
     return result
 
 
-def of_llama_cpp(python: Path, model: Path, windows: Windows) -> float:
+def of_llama_cpp(python: Path, model: Path, windows: Windows) -> Losses:
     """Computed by llama-cpp-python in an environment of its own."""
     done = subprocess.run(
         [str(python), str(HERE / "peer_llama_cpp_perplexity.py"), str(model)],
@@ -106,7 +139,8 @@ def of_llama_cpp(python: Path, model: Path, windows: Windows) -> float:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
         raise SystemExit(f"llama.cpp's perplexity failed: {last}")
-    return perplexity(float(json.loads(done.stdout)["total"]), windows)
+    losses: Losses = json.loads(done.stdout)
+    return losses
 
 
 def measure(model: Path, llama_cpp: Path | None) -> dict[str, float | int | str]:
@@ -118,11 +152,15 @@ def measure(model: Path, llama_cpp: Path | None) -> dict[str, float | int | str]
         "text": TEXT.name,
         "window": WINDOW,
         "tokens": sum(len(ids) - 1 for ids in windows),
-        "tokenmill": of_tokenmill(model, windows),
-        "fp32": of_fp32(model, windows),
     }
+    reference = of_fp32(model, windows)
+    found["fp32"] = perplexity(reference)
+    engines = {"tokenmill": of_tokenmill(model, windows)}
     if llama_cpp is not None:
-        found["llama-cpp-python"] = of_llama_cpp(llama_cpp, model, windows)
+        engines["llama-cpp-python"] = of_llama_cpp(llama_cpp, model, windows)
+    for engine, losses in engines.items():
+        found[engine] = perplexity(losses)
+        found[f"{engine} error"] = Distance.of(losses, reference).error
     return found
 
 

@@ -257,13 +257,12 @@ def readings(perplexity: Mapping[str, Found]) -> str:
     rows = []
     for name in names:
         found = perplexity[name]
-        other = found.get("llama-cpp-python")
         rows.append(
             [
                 name,
                 f"{found['fp32']:.4f}",
-                f"{found['tokenmill']:.4f} ({found['tokenmill'] / found['fp32'] - 1:+.2%})",
-                f"{other:.4f} ({other / found['fp32'] - 1:+.2%})" if other else "-",
+                reading(found, "tokenmill"),
+                reading(found, "llama-cpp-python"),
             ]
         )
     text = ""
@@ -272,9 +271,18 @@ def readings(perplexity: Mapping[str, Found]) -> str:
         text = (
             f"Perplexity over the text of {first['text']} ({first['tokens']} tokens of the first "
             f"model), in windows of {first['window']} tokens that stand alone, the same token ids for "
-            "all; in brackets the distance to the dequantised fp32 model in transformers."
+            "all; in brackets the distance to the dequantised fp32 model in transformers, with its "
+            "standard error: what the rounding of single tokens adds by chance over a text this short."
         )
     return section("Perplexity", text, ["model", "fp32", "tokenmill", "llama.cpp"], rows)
+
+
+def reading(found: Found, engine: str) -> str:
+    """A perplexity and how far it is from fp32."""
+    if engine not in found:
+        return "-"
+    distance, error = found[engine] / found["fp32"] - 1, found[f"{engine} error"]
+    return f"{found[engine]:.4f} ({distance:+.2%} ± {error:.2%})"
 
 
 def profiles(results: Sequence[Found]) -> str:

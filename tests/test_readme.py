@@ -1,4 +1,4 @@
-"""README.md says what the code does."""
+"""README.md and docs/ say what the code does."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def make_tables() -> ModuleType:
     return module
 
 
-def test_tables_are_up_to_date(make_tables: ModuleType) -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    assert make_tables.with_tables(text) == text, "run python docs/make_tables.py"
+@pytest.mark.parametrize("name", ["README.md", "docs/cli.md"])
+def test_tables_are_up_to_date(name: str, make_tables: ModuleType) -> None:
+    assert ROOT / name in make_tables.PAGES
+    text = (ROOT / name).read_text("utf-8")
+    assert make_tables.with_tables(text, ROOT / name) == text, "run python docs/make_tables.py"
 
 
 def test_a_table_without_marks(make_tables: ModuleType) -> None:
     with pytest.raises(ValueError, match="models"):
-        make_tables.with_tables("no tables here")
+        make_tables.with_tables("no tables here", make_tables.README)
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda p: p.name)

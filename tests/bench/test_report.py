@@ -80,10 +80,12 @@ def test_contexts_and_starts(report: ModuleType, found: dict[str, Any]) -> None:
 
 def test_perplexities(report: ModuleType) -> None:
     values = {"text": "T", "window": 512, "tokens": 9, "fp32": 10.0, "tokenmill": 10.02}
-    text = report.readings({"other": values, "demo": {**values, "llama-cpp-python": 10.1}})
+    values["tokenmill error"] = 0.001
+    llama = {"llama-cpp-python": 10.1, "llama-cpp-python error": 0.002}
+    text = report.readings({"other": values, "demo": {**values, **llama}})
     rows = text.splitlines()[-2:]
-    assert rows[0] == "| demo | 10.0000 | 10.0200 (+0.20%) | 10.1000 (+1.00%) |"
-    assert rows[1] == "| other | 10.0000 | 10.0200 (+0.20%) | - |"
+    assert rows[0] == "| demo | 10.0000 | 10.0200 (+0.20% ± 0.10%) | 10.1000 (+1.00% ± 0.20%) |"
+    assert rows[1] == "| other | 10.0000 | 10.0200 (+0.20% ± 0.10%) | - |"
 
 
 def test_profiles(report: ModuleType, found: dict[str, Any]) -> None:

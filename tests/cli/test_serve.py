@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
 
 from tokenmill.cli import main
-from tokenmill.cli.serve import listen
+from tokenmill.cli.serve import leaving_on_sigterm, listen
 from tokenmill.errors import ConfigError
 
 
@@ -27,3 +28,11 @@ def test_a_host_that_does_not_exist() -> None:
 def test_a_free_port() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
+
+
+def test_sigterm_while_the_model_is_loaded() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with leaving_on_sigterm(), pytest.raises(SystemExit) as leaving:
+        signal.raise_signal(signal.SIGTERM)
+    assert leaving.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -34,7 +34,9 @@ def main() -> None:
         windows = perplexity.windows_of(path)
         models[name] = {
             "tokens": sum(len(ids) - 1 for ids in windows),
-            "perplexity": round(perplexity.of_llama_cpp(Path(python), path, windows), 6),
+            "perplexity": round(
+                perplexity.perplexity(perplexity.of_llama_cpp(Path(python), path, windows)), 6
+            ),
         }
     golden = {
         "made_with": f"llama-cpp-python {version}",

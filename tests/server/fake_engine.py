@@ -99,7 +99,9 @@ class FakeEngine:
     pace: float = 0.0
     is_dead: bool = False
     busy_s: float = 0.0
+    running: int = 0
     waiting: int = 0
+    max_running: int = 0
     memory_given_back: int = 0
     max_model_len: int = 1000
     has_template: bool = True
@@ -116,7 +118,7 @@ class FakeEngine:
         self.is_dead = True
 
     def stats(self) -> EngineStats:
-        return EngineStats(waiting=self.waiting)
+        return EngineStats(self.running, self.waiting, self.max_running)
 
     def watch(self, seen: Callable[[Sequence[TokenOutput]], None]) -> None:
         self.seen = seen

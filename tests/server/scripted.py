@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.server.chat_events import (
     ChatEvent,
     Finished,
@@ -17,6 +18,7 @@ from tokenmill.server.chat_events import (
     Usage,
 )
 from tokenmill.server.protocol import ChatRequest
+from tokenmill.server.translation import read_translated
 
 
 @dataclass
@@ -37,6 +39,13 @@ class Script:
             if isinstance(event, Exception):
                 raise event
             yield event
+
+
+def whatever_its_form(
+    body: Mapping[str, Any], defaults: SamplingParams, names: Mapping[str, str]
+) -> ChatRequest:
+    """Stands in for ``read_translated`` where the script keeps to the form that is asked for."""
+    return read_translated({**body, "response_format": None}, defaults, names)
 
 
 def thought(*texts: str) -> list[ChatEvent | Exception]:

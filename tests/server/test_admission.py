@@ -33,6 +33,16 @@ def test_a_full_queue(engine: FakeEngine) -> None:
     assert client.request("GET", "/v1/models").status_code == 200
 
 
+def test_who_waits_only_for_the_next_step_is_not_in_the_queue(engine: FakeEngine) -> None:
+    client = Client(engine, config=ServerConfig(max_queue=3))
+    engine.max_running, engine.running = 10, 6
+    for engine.waiting, status in ((6, 200), (7, 429)):
+        assert client.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == status
+    engine.running = 12  # a request that was let in with several answers
+    for engine.waiting, status in ((2, 200), (3, 429)):
+        assert client.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == status
+
+
 def test_a_request_of_several_prompts_is_let_in_as_a_whole() -> None:
     class Filling(FakeEngine):
         async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:

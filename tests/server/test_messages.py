@@ -11,17 +11,17 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from tests.server.conftest import Client, running
 from tests.server.fake_engine import FakeEngine
-from tests.server.scripted import Script, called, ended, said, thought
+from tests.server.scripted import Script, called, ended, said, thought, whatever_its_form
 from tests.server.test_connection import wait_for
 from tokenmill.config import ServerConfig
 from tokenmill.errors import EngineDeadError, RequestError
 from tokenmill.server import typed_events
 from tokenmill.server.controls import Controls
-from tokenmill.server.messages import endpoints
+from tokenmill.server.messages import endpoints, request
 
 PATH = "/v1/messages"
 USER: list[Any] = [{"role": "user", "content": "abc"}]
@@ -205,6 +205,19 @@ def test_async_client(engine: FakeEngine, script: Script) -> None:
     with running(engine) as address:
         block, text = asyncio.run(ask(address))
     assert (block.text, text) == ("Hello", "Hello")
+
+
+def test_parse_with_pydantic(
+    api: anthropic.Anthropic, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class City(BaseModel):
+        name: str
+        people: int
+
+    monkeypatch.setattr(request, "read_translated", whatever_its_form)
+    script.events = [*said('{"name": "Rome", ', '"people": 3}'), *ended()]
+    parsed = api.messages.parse(model="fake", messages=USER, max_tokens=9, output_format=City)
+    assert parsed.parsed_output == City(name="Rome", people=3)
 
 
 def test_a_tool_is_called_and_answers(api: anthropic.Anthropic, script: Script) -> None:

@@ -18,12 +18,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from tests.server.conftest import Client, error_of, running
 from tests.server.fake_engine import FakeEngine, FakeTemplate, FakeTokenizer
-from tests.server.scripted import Script, called, ended, said, thought
+from tests.server.scripted import Script, called, ended, said, thought, whatever_its_form
 from tests.server.test_connection import wait_for
 from tokenmill.errors import EngineDeadError, RequestError
 from tokenmill.server import typed_events
 from tokenmill.server.chat_events import ToolCallDelta, ToolCallStart, Usage
-from tokenmill.server.responses import endpoints
+from tokenmill.server.responses import endpoints, request
 from tokenmill.server.responses.events import ResponseEvents
 
 PATH = "/v1/responses"
@@ -293,6 +293,22 @@ def test_async_client(engine: FakeEngine, script: Script) -> None:
 
     with running(engine) as address:
         assert asyncio.run(ask(address)) == ("Hello", "Hello")
+
+
+def test_parse_with_pydantic(
+    api: openai.OpenAI, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class City(BaseModel):
+        name: str
+        people: int
+
+    monkeypatch.setattr(request, "read_translated", whatever_its_form)
+    script.events = [*said('{"name": "Rome", ', '"people": 3}'), *ended()]
+    parsed = api.responses.parse(model="fake", input="a", text_format=City)
+    assert parsed.output_parsed == City(name="Rome", people=3)
+    assert parsed.text is not None
+    assert parsed.text.format is not None
+    assert parsed.text.format.type == "json_schema"
 
 
 def test_a_tool_is_called_and_answers(api: openai.OpenAI, script: Script) -> None:

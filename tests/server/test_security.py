@@ -78,11 +78,13 @@ def test_keys_that_no_client_could_send(key: str) -> None:
 
 def test_key_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# for the team\nold\n\n  padded  \n")
+    file.write_text("# for the team\nold\n\n  padded  \n  # old ones\n")
     keys = ApiKeys(("given",), file)
-    assert [keys.accept(key) for key in ("given", "old", "padded", "# for the team", "")] == [
+    assert [
+        keys.accept(key) for key in ("given", "old", "padded", "# for the team", "# old ones", "")
+    ] == [
         *(True, True, True),
-        *(False, False),
+        *(False, False, False),
     ]
     file.write_text("new\n")
     assert not keys.accept("new")

@@ -6,8 +6,12 @@ import argparse
 import json
 import logging
 import shlex
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options, serve_options
@@ -17,6 +21,8 @@ from tokenmill.errors import ConfigError
 if TYPE_CHECKING:
     from tokenmill.config import EngineConfig, ServerConfig
     from tokenmill.engine.async_engine import AsyncEngine
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 EPILOG = """\
 Serves the OpenAI protocol: /v1/models, /v1/completions, /v1/chat/completions, and /health.
@@ -54,8 +60,10 @@ def execute(args: argparse.Namespace) -> int:
         logging.getLogger("tokenmill.requests").setLevel(logging.INFO)
     for warning in serve_options.warnings(args.host, server):
         print(f"warning: {warning}", file=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
     listener = listen(args.host, args.port)
-    with listener:
+    with listener, leaving_on_sigterm():
         load_libraries()
         healthy = _serve(args, config, server, listener)
     print("stopped" if healthy else "stopped: the engine died", file=sys.stderr)
@@ -87,6 +95,20 @@ def _serve(
         )
     finally:
         engine.shutdown()
+
+
+@contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """While the model is loaded. By default the first process of a container ignores SIGTERM."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listen(host: str, number: int) -> socket.socket:

@@ -70,6 +70,7 @@ class Engine:
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.num_waiting,
+            max_running=self._scheduler.max_seqs,
             cache_usage=self._cache.usage,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,

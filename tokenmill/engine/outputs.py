@@ -155,12 +155,14 @@ class RequestOutput:
 class EngineStats:
     """A moment of the engine, and totals since it started.
 
-    cache_usage: share of the block pool in use. prefix_queries, prefix_hits: prompt tokens that were
-    looked up, and found, in the prefix cache.
+    running, waiting: answers. max_running: most that may run at once. cache_usage: share of the block
+    pool in use. prefix_queries, prefix_hits: prompt tokens that were looked up, and found, in the
+    prefix cache.
     """
 
     running: int = 0
     waiting: int = 0
+    max_running: int = 0
     cache_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0

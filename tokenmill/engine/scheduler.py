@@ -38,7 +38,7 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._max_tokens = max_tokens
-        self._max_seqs = max_seqs
+        self.max_seqs = max_seqs
         self._max_logits = max_logits
         self._by_priority = policy == "priority"
         self._waiting: list[tuple[tuple[int, int], Request]] = []
@@ -120,7 +120,7 @@ class Scheduler:
             chunk = min(chunk, limit)
         if request.wants_prompt_logprobs:
             # Everyone may need one row; only what is beyond that can be given away.
-            spare = self._max_logits - self._max_seqs
+            spare = self._max_logits - self.max_seqs
             taken = sum(n - 1 for r, n in self._work.items() if r.wants_prompt_logprobs)
             chunk = min(chunk, 1 + spare - taken)
         return chunk
@@ -176,7 +176,7 @@ class Scheduler:
         if self._chunk(request) <= 0:
             return False
         while True:
-            if len(self.running) < self._max_seqs:
+            if len(self.running) < self.max_seqs:
                 hit = self._find_cached(request)
                 length = min(len(request.tokens) + 1, request.max_total)
                 if self._cache.can_start(hit, length, self._max_tokens, self._reserved()):

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from tokenmill.config import ServerConfig
 from tokenmill.server.controls import Controls
+from tokenmill.server.http_protocol import ImpatientProtocol
 
 log = logging.getLogger("tokenmill.server")
 
@@ -108,13 +109,15 @@ def serve(
 
     SIGTERM and SIGINT stop it: new requests are refused, running ones may finish within
     ``config.drain_s`` seconds, then ``drop`` is called, which must make them fail. A second SIGINT
-    drops them at once. SIGHUP reads the API keys again.
+    drops them at once. SIGHUP reads the file of API keys, if there is one, again.
     """
     cut_off_stalled(listener, config.stall_timeout_s)
     settings = uvicorn.Config(
         app,
         lifespan="off",
         log_config=None,
+        http=ImpatientProtocol,
+        ws="none",
         access_log=False,
         timeout_graceful_shutdown=LAST_WORDS_S,
         server_header=False,
@@ -144,7 +147,8 @@ def _signals(controls: Controls) -> Iterator[None]:
         signal.SIGINT: _ignore,
         signal.SIGTERM: _ignore,
     }
-    if hasattr(signal, "SIGHUP"):
+    if controls.keys.from_file and hasattr(signal, "SIGHUP"):
+        # Otherwise it means what it always means: the terminal is gone.
         handlers[signal.SIGHUP] = lambda number, frame: controls.keys.reload()
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

@@ -45,6 +45,11 @@ class ApiKeys:
         """Whether a key must be shown."""
         return bool(self._digests)
 
+    @property
+    def from_file(self) -> bool:
+        """Whether reading a file again may change them."""
+        return self._file is not None
+
     def accept(self, key: str) -> bool:
         """Whether this is one of them."""
         digest, found = _digest(key), False
@@ -59,8 +64,7 @@ class ApiKeys:
         except ConfigError as error:
             log.error("the API keys were not reloaded: %s", error)
         else:
-            if self._file is not None:
-                log.warning("read %d API keys again from %s", len(self._digests), self._file)
+            log.warning("read the API keys again: there are %d", len(self._digests))
 
     def _read(self) -> tuple[bytes, ...]:
         if self._file is None:
@@ -69,7 +73,8 @@ class ApiKeys:
             lines = self._file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the API key file {self._file}: {error}") from error
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        entries = (line.strip() for line in lines)
+        keys = [entry for entry in entries if entry and not entry.startswith("#")]
         if not keys:
             # Taking this for "no keys needed" would open the server by a slip of the editor.
             raise ConfigError(f"the API key file {self._file} holds no key; write one on each line")

@@ -193,10 +193,12 @@ class ServedEngine:
         """A request with several prompts is let in once, as a whole."""
         if note.admitted:
             return
-        waiting = self._engine.stats().waiting
-        if waiting >= self._config.max_queue:
+        stats = self._engine.stats()
+        # Those that will get a place with the next step are not held up by anyone.
+        held_up = stats.waiting - max(stats.max_running - stats.running, 0)
+        if held_up >= self._config.max_queue:
             self._metrics.refused("queue_full")
-            raise queue_full(waiting)
+            raise queue_full(stats.waiting)
         note.admitted = True
 
 

@@ -18,8 +18,8 @@ log = logging.getLogger("tokenmill.server")
 Event = dict[str, Any]
 
 SILENCE_S = 10.0
-"""Longest time without a sign of life. Proxies give up on silent connections, and a long prompt may take
-minutes to read."""
+"""Longest time without a sign of life. Proxies give up on silent connections, and a long prompt may
+take minutes to read."""
 
 SIGN_OF_LIFE = b": still there\n\n"
 """A comment, which clients of server-sent events ignore."""
