@@ -136,7 +136,7 @@ class RopeStore:
     be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
     rest passes through. Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
     q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps
-    each head of each token with its own scale: scale = max|x| / 127, q = round-half-even(x * (1 / scale)).
+    each head of each token with its own scale: max|x| / 127, and q = round-half-even(x * (1 / scale)).
     """
 
     op: ClassVar[str] = "rope_store"
@@ -180,7 +180,7 @@ class Route:
     with ids from num_experts on, and with weight 1, or the sigmoid of their logit.
 
     scores = softmax(logits) or sigmoid(logits); "softmax_of_chosen" scores by the logits, and takes the
-    softmax over the chosen ones at the end (gpt-oss). The top_k largest of scores + bias are chosen, the
+    softmax over the chosen at the end (gpt-oss). The top_k largest of scores + bias are chosen, the
     first among equals; with num_groups > 1, only from the top_groups groups of neighbours that score
     most: by their best expert, or by the sum of their best two if group_sum (DeepSeek-V3,
     arXiv:2412.19437). weights = scores of the chosen, divided by their sum if renormalise, times scale.

@@ -74,8 +74,9 @@ def work_of(params: OpParams, shape: StepShape) -> Work:
         sizes = [(w.nbytes, w.out_features * w.in_features) for w in (*params.gate_up, *params.down)]
         share = min(1.0, shape.tokens * params.per_token / len(params.gate_up))
         per_row = 2.0 * params.per_token * sum(size for _, size in sizes) / len(params.gate_up)
-        arithmetic = "int8" if _quantised(params.gate_up[0]) else "fp32"
-        return Work(share * sum(n for n, _ in sizes), shape.tokens * per_row, arithmetic)
+        quantised = _quantised(params.gate_up[0])
+        read = share * sum(n for n, _ in sizes)
+        return Work(read, shape.tokens * per_row, "int8" if quantised else "fp32")
     if isinstance(params, Attention):
         read, pairs = shape.seen(params.window)
         spec = FullAttentionSpec(params.num_kv_heads, params.head_dim, params.cache_dtype)
