@@ -12,9 +12,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tokenmill.engine.pooling import PoolingParams
     from tokenmill.engine.sampling_params import SamplingParams
+    from tokenmill.engine.structured_outputs import StructuredOutputs
     from tokenmill.llm import LLM
 
-__all__ = ["LLM", "PoolingParams", "SamplingParams", "__version__"]
+__all__ = ["LLM", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> object:
         from tokenmill.engine.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from tokenmill.engine.structured_outputs import StructuredOutputs
+
+        return StructuredOutputs
     if name == "PoolingParams":
         from tokenmill.engine.pooling import PoolingParams
 

@@ -26,6 +26,15 @@ class Cache:
         self, pool: int, block_bytes: int, offset: int, block_table: int, max_blocks: int, dtype: str
     ) -> None: ...
 
+class ExpertTables:
+    def __init__(
+        self,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        gate_up_bias: Sequence[int],
+        down_bias: Sequence[int],
+    ) -> None: ...
+
 class Executor:
     def __init__(self, pool: ThreadPool, kernels: str) -> None: ...
     @property
@@ -88,6 +97,38 @@ class Executor:
         scale: float,
         softcap: float,
         sinks: int,
+    ) -> None: ...
+    def route(
+        self,
+        rows: int,
+        logits: int,
+        bias: int,
+        ids: int,
+        weights: int,
+        num_experts: int,
+        top_k: int,
+        shared: int,
+        num_groups: int,
+        top_groups: int,
+        scoring: str,
+        group_sum: bool,
+        renormalise: bool,
+        shared_gate: bool,
+        scale: float,
+    ) -> None: ...
+    def experts(
+        self,
+        rows: int,
+        x: int,
+        ids: int,
+        weights: int,
+        tables: ExpertTables,
+        out: int,
+        per_token: int,
+        hidden: int,
+        act: str,
+        weigh_input: bool,
+        capacity: int,
     ) -> None: ...
     def dense(self, weight: Matrix, out: int) -> None: ...
 

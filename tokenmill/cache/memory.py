@@ -161,8 +161,8 @@ def plan_memory(
         if size > available_bytes:
             # The system would promise it and kill the process once requests fill it.
             raise ConfigError(
-                f"the cache is to take {_size(size)}, but this machine has only {_size(available_bytes)} "
-                "left; ask for less, or leave the size to the engine"
+                f"the cache is to take {_size(size)}, but this machine has only "
+                f"{_size(available_bytes)} left; ask for less, or leave the size to the engine"
             )
     else:
         size, chosen_by = min(

@@ -33,7 +33,15 @@ Act act_of(const std::string& name) {
     if (name == "silu") return Act::Silu;
     if (name == "gelu") return Act::Gelu;
     if (name == "gelu_tanh") return Act::GeluTanh;
+    if (name == "swiglu_oai") return Act::SwigluOai;
     throw std::invalid_argument("unknown activation " + name);
+}
+
+Scoring scoring_of(const std::string& name) {
+    if (name == "softmax") return Scoring::Softmax;
+    if (name == "sigmoid") return Scoring::Sigmoid;
+    if (name == "softmax_of_chosen") return Scoring::SoftmaxOfChosen;
+    throw std::invalid_argument("unknown scoring " + name);
 }
 
 const Kernels& kernels_named(const std::string& name) {
@@ -96,6 +104,14 @@ NB_MODULE(_native, m) {
                  new (self) CacheArgs{at<uint8_t>(pool), block_bytes, offset, at<const int32_t>(block_table), max_blocks, dtype_of(dtype)};
              });
 
+    nb::class_<ExpertTables>(m, "ExpertTables")
+        .def("__init__", [](ExpertTables* self, std::vector<const Matrix*> gate_up, std::vector<const Matrix*> down,
+                            const std::vector<uintptr_t>& gate_up_bias, const std::vector<uintptr_t>& down_bias) {
+            new (self) ExpertTables{std::move(gate_up), std::move(down), {}, {}};
+            for (uintptr_t p : gate_up_bias) self->gate_up_bias.push_back(at<const float>(p));
+            for (uintptr_t p : down_bias) self->down_bias.push_back(at<const float>(p));
+        });
+
     nb::class_<Executor>(m, "Executor")
         .def("__init__",
              [](Executor* self, std::shared_ptr<ThreadPool> pool, const std::string& kernels) {
@@ -118,6 +134,33 @@ NB_MODULE(_native, m) {
                 e.linear({at<const int32_t>(rows), at<const float>(x), at<const int32_t>(row_index), &w, at<const float>(norm),
                           at<const float>(bias), at<float>(out), eps, softcap, act_of(act), accumulate, {}},
                          capacity, name);
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "route",
+            [](Executor& e, uintptr_t rows, uintptr_t logits, uintptr_t bias, uintptr_t ids, uintptr_t weights, int num_experts, int top_k,
+               int shared, int num_groups, int top_groups, const std::string& scoring, bool group_sum, bool renormalise,
+               bool shared_gate, float scale) {
+                e.route({at<const int32_t>(rows), at<const float>(logits), at<const float>(bias), at<int32_t>(ids), at<float>(weights),
+                         num_experts, top_k, shared, num_groups, top_groups, scoring_of(scoring), group_sum, renormalise, shared_gate,
+                         scale});
+            },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "experts",
+            [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t ids, uintptr_t weights, const ExpertTables& tables, uintptr_t out,
+               int per_token, int hidden, const std::string& act, bool weigh_input, int capacity) {
+                ExpertsArgs a{};
+                a.rows = at<const int32_t>(rows);
+                a.x = at<const float>(x);
+                a.ids = at<const int32_t>(ids);
+                a.weights = at<const float>(weights);
+                a.out = at<float>(out);
+                a.per_token = per_token;
+                a.hidden = hidden;
+                a.act = act_of(act);
+                a.weigh_input = weigh_input;
+                e.experts(a, std::make_shared<ExpertTables>(tables), capacity);
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(

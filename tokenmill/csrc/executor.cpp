@@ -76,6 +76,9 @@ Executor::~Executor() {
     release(scratch_.row);
     release(scratch_.bytes);
     release(attention_scratch_);
+    release(sorted_);
+    release(gate_up_out_);
+    release(down_out_);
 }
 
 void Executor::reserve(size_t rows, size_t cols, size_t attention_floats) {
@@ -128,6 +131,38 @@ void Executor::linear(const LinearArgs& args, int capacity, const std::string& n
         LinearArgs a = args;
         a.scratch = scratch_;
         kernels_->linear(a, t);
+    });
+}
+
+void Executor::route(const RouteArgs& args) {
+    submit("route", [k = kernels_, args](Thread& t) { k->route(args, t); });
+}
+
+void Executor::experts(const ExpertsArgs& args, std::shared_ptr<const ExpertTables> tables, int capacity) {
+    ExpertsArgs a = args;
+    a.num_experts = int(tables->gate_up.size());
+    a.widest = 0;
+    for (const auto& matrices : {tables->gate_up, tables->down})
+        for (const Matrix* m : matrices) a.widest = std::max(a.widest, m->cols);
+    a.gate_up = tables->gate_up.data();
+    a.down = tables->down.data();
+    a.gate_up_bias = tables->gate_up_bias.empty() ? nullptr : tables->gate_up_bias.data();
+    a.down_bias = tables->down_bias.empty() ? nullptr : tables->down_bias.data();
+    constexpr int kRows = 4096;  // bounds the work space; more tokens go through in several passes
+    a.tokens_at_once = std::clamp(kRows / a.per_token, 1, std::max(capacity, 1));
+    const size_t rows = size_t(a.tokens_at_once) * size_t(a.per_token), widest = size_t(a.widest);
+    reserve(rows, (widest + kGroup - 1) / kGroup * kGroup, 0);
+    const size_t experts = size_t(a.num_experts) + 1;
+    if (experts + 2 * rows > sorted_size_) sorted_ = grow(sorted_, sorted_size_ = experts + 2 * rows);
+    if (rows * 2 * widest > gate_up_floats_) gate_up_out_ = grow(gate_up_out_, gate_up_floats_ = rows * 2 * widest);
+    if (rows * size_t(a.hidden) > down_floats_) down_out_ = grow(down_out_, down_floats_ = rows * size_t(a.hidden));
+    submit("experts", [this, a, tables, experts, rows](Thread& t) {
+        ExpertsArgs now = a;
+        now.scratch = scratch_;
+        now.sorted = {sorted_, sorted_ + experts, sorted_ + experts + rows};
+        now.gate_up_out = gate_up_out_;
+        now.down_out = down_out_;
+        kernels_->experts(now, t);
     });
 }
 
@@ -275,6 +310,50 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
         a.act = f.bits % 2 ? Act::Silu : Act::GeluTanh;
         a.accumulate = false;
         ex.linear(a, tokens, "linear");
+        keep(out);
+    }
+    {  // four experts and a shared one
+        const int experts = 4, hidden = 64, inner = 32, per_token = 3;
+        std::vector<std::unique_ptr<Matrix>> matrices;
+        auto tables = std::make_shared<ExpertTables>();
+        for (int e = 0; e <= experts; e++)
+            for (bool up : {true, false}) {
+                const Format& f = *find_format(e % 2 ? "Q8_0" : "F32");
+                const int m = up ? 2 * inner : hidden, k = up ? hidden : inner;
+                std::vector<uint8_t> raw(size_t(m) * size_t(k / f.block) * size_t(f.block_bytes));
+                for (uint8_t& b : raw) b = uint8_t(gen.next() % 0x3c);
+                matrices.push_back(pack_matrix(*pool, {f.name}, {m}, k, {raw.data()}));
+                (up ? tables->gate_up : tables->down).push_back(matrices.back().get());
+            }
+        const std::vector<float> logits = reals(size_t(tokens) * (experts + 1)), hot = reals(size_t(tokens) * hidden), router = reals(experts);
+        std::vector<int32_t> ids(size_t(tokens) * per_token);
+        std::vector<float> weights(size_t(tokens) * per_token), out(size_t(tokens) * hidden, 0.5f);
+        RouteArgs r{};
+        r.rows = &count;
+        r.logits = logits.data();
+        r.bias = router.data();
+        r.ids = ids.data();
+        r.weights = weights.data();
+        r.num_experts = experts;
+        r.top_k = 2;
+        r.shared = 1;
+        r.num_groups = 2;
+        r.top_groups = 1;
+        r.scoring = Scoring::Sigmoid;
+        r.group_sum = r.renormalise = r.shared_gate = true;
+        r.scale = 1.5f;
+        ex.route(r);
+        keep(weights);
+        ExpertsArgs x{};
+        x.rows = &count;
+        x.x = hot.data();
+        x.ids = ids.data();
+        x.weights = weights.data();
+        x.out = out.data();
+        x.per_token = per_token;
+        x.hidden = hidden;
+        x.act = Act::SwigluOai;
+        ex.experts(x, tables, tokens);
         keep(out);
     }
     const int hd = 40, kv_heads = 1, heads = 3, width = (heads + 2 * kv_heads) * hd, context = 264, max_blocks = 24;

@@ -23,6 +23,12 @@ struct Program {
     std::vector<std::pair<std::string, int64_t>> profile();
 };
 
+// The matrices and biases of a layer's experts.
+struct ExpertTables {
+    std::vector<const Matrix*> gate_up, down;
+    std::vector<const float*> gate_up_bias, down_bias;
+};
+
 class Executor {
 public:
     Executor(std::shared_ptr<ThreadPool> pool, const Kernels* kernels) : pool_(std::move(pool)), kernels_(kernels) {}
@@ -32,6 +38,9 @@ public:
 
     void embed(const EmbedArgs& args);
     void linear(const LinearArgs& args, int capacity, const std::string& name);
+    void route(const RouteArgs& args);
+    // tables: every expert's matrices and biases, which the call keeps.
+    void experts(const ExpertsArgs& args, std::shared_ptr<const ExpertTables> tables, int capacity);
     void rms_norm(const RmsNormArgs& args);
     void rope_table(const RopeTableArgs& args);
     void rope_store(const RopeStoreArgs& args);
@@ -56,6 +65,10 @@ private:
     size_t cells_ = 0, groups_ = 0, row_cells_ = 0, attention_floats_ = 0;
     Scratch scratch_;
     float* attention_scratch_ = nullptr;
+    // Of experts: sorted rows, and what their two matrices answer.
+    size_t sorted_size_ = 0, gate_up_floats_ = 0, down_floats_ = 0;
+    int32_t* sorted_ = nullptr;
+    float *gate_up_out_ = nullptr, *down_out_ = nullptr;
 };
 
 std::unique_ptr<Matrix> pack_matrix(ThreadPool& pool, const std::vector<std::string>& formats, const std::vector<int>& rows,

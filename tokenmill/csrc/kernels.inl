@@ -9,6 +9,7 @@ namespace TM_ISA {
 namespace {
 #include "linear.inl"
 #include "attention.inl"
+#include "moe.inl"
 #include "ceilings.inl"
 }  // namespace
 }  // namespace TM_ISA

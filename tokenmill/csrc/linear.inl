@@ -58,6 +58,15 @@ static void norm_row(const float* x, const float* weight, float eps, int n, floa
 }
 
 static void act_row(const float* x, Act act, int n, float* out) {
+    if (act == Act::SwigluOai) {  // clamped, and with one more added to up (gpt-oss)
+        const V limit = vset(7.0f), low = vset(-7.0f), one = vset(1.0f);
+        for (int i = 0; i < n; i += 16) {
+            V gate = vmin(limit, load_part(x + i, n - i)), up = vmax(low, vmin(limit, load_part(x + n + i, n - i)));
+            V glu = vdiv(gate, vadd(one, vexp(vmul(gate, vset(-1.702f)))));
+            store_part(out + i, vmul(vadd(up, one), glu), n - i);
+        }
+        return;
+    }
     for (int i = 0; i < n; i += 16)
         store_part(out + i, vmul(activate(act, load_part(x + i, n - i)), load_part(x + n + i, n - i)), n - i);
 }
@@ -590,10 +599,37 @@ static void tile_tokens(const Segment& s, int tile, int tiles, int cols, const S
 #undef TM_CASE
 }
 
+// Leave one row (of the matrix's columns) in the scratch, as number `t` of the rows that block `b` is one of.
+static void prepare_row(const float* row, const Matrix& w, Block b, int t, const Scratch& x) {
+    const int cols = w.cols;
+    const size_t first = size_t(b.first), groups = size_t(cols / kGroup);
+    if (w.any_quantised)
+        quantise_row(row, cols, b.size, t - b.first, x.q + first * size_t(cols), x.scale + first * groups,
+                     x.scaled_sum + first * groups, x.sum + 3 * first * groups);
+    if (w.any_dense) {
+        float* to = x.x + first * size_t(cols) + (t - b.first);
+        for (int k = 0; k < cols; k++) to[k * b.size] = row[k];
+    }
+}
+
+// Tiles [first, last) times all n rows in the scratch. Tokens vary fastest so that a tile stays in cache.
+static void multiply_tiles(const LinearArgs& a, const Scratch& x, int n, int first, int last) {
+    const Matrix& w = *a.weight;
+    const Output out{a, w.rows};
+    constexpr int kSpan = 64 * kTokens;
+    for (const Segment& s : w.segments) {
+        const int lo = first > s.first_tile ? first : s.first_tile;
+        const int hi = last < s.first_tile + s.tiles ? last : s.first_tile + s.tiles;
+        if (lo >= hi) continue;
+        for (int t = 0; t < n; t += kSpan)
+            tile_tokens(s, lo - s.first_tile, hi - lo, w.cols, x, t, t + kSpan < n ? t + kSpan : n, out);
+    }
+}
+
 static void linear(const LinearArgs& a, Thread& thread) {
     const int n = *a.rows, cols = a.weight->cols;
     const Matrix& w = *a.weight;
-    const size_t width = a.act == Act::None ? size_t(cols) : 2 * size_t(cols), groups = size_t(cols / kGroup);
+    const size_t width = a.act == Act::None ? size_t(cols) : 2 * size_t(cols);
     Scratch x = a.scratch;
     x.bytes += 2 * size_t(thread.index) * kTileRows * size_t(cols);
     x.row += size_t(thread.index) * size_t(cols);
@@ -603,35 +639,12 @@ static void linear(const LinearArgs& a, Thread& thread) {
         const float* row = a.x + size_t(a.row_index ? a.row_index[t] : t) * width;
         if (a.norm) norm_row(row, a.norm, a.eps, cols, x.row);
         else if (a.act != Act::None) act_row(row, a.act, cols, x.row);
-        if (a.norm || a.act != Act::None) row = x.row;
-        const Block b = block_of(t, n);
-        const size_t first = size_t(b.first);
-        if (w.any_quantised)
-            quantise_row(row, cols, b.size, t - b.first, x.q + first * size_t(cols), x.scale + first * groups,
-                         x.scaled_sum + first * groups, x.sum + 3 * first * groups);
-        if (w.any_dense) {
-            float* to = x.x + first * size_t(cols) + (t - b.first);
-            for (int k = 0; k < cols; k++) to[k * b.size] = row[k];
-        }
+        prepare_row(a.norm || a.act != Act::None ? x.row : row, w, block_of(t, n), t, x);
     }
     thread.barrier();
-    // A piece is a few tiles times a span of tokens; tokens vary fastest so that a tile stays in cache.
-    constexpr int kSpan = 64 * kTokens;
-    const int spans = (n + kSpan - 1) / kSpan;
+    if (n == 0) return;
     const int even = w.tiles / (thread.count * 8), most = even < 1 ? 1 : even > 8 ? 8 : even;
-    const Output out{a, w.rows};
-    if (spans == 0) return;
-    for (int first, last; thread.take(w.tiles, most, first, last);) {
-        for (const Segment& s : w.segments) {
-            const int lo = first > s.first_tile ? first : s.first_tile;
-            const int hi = last < s.first_tile + s.tiles ? last : s.first_tile + s.tiles;
-            if (lo >= hi) continue;
-            for (int span = 0; span < spans; span++) {
-                const int stop = (span + 1) * kSpan < n ? (span + 1) * kSpan : n;
-                tile_tokens(s, lo - s.first_tile, hi - lo, cols, x, span * kSpan, stop, out);
-            }
-        }
-    }
+    for (int first, last; thread.take(w.tiles, most, first, last);) multiply_tiles(a, x, n, first, last);
 }
 
 static void rms_norm(const RmsNormArgs& a, Thread& thread) {

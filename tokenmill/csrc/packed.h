@@ -79,7 +79,7 @@ struct Matrix {
     ~Matrix();
 };
 
-enum class Act : int { None, Silu, Gelu, GeluTanh };
+enum class Act : int { None, Silu, Gelu, GeluTanh, SwigluOai };
 
 // What the prologue of a matrix product leaves for its tiles, for up to `capacity` rows of K columns. Rows (tokens) are
 // kept in blocks of T, each block's data together, so that a tile finds all that it needs at fixed distances.
@@ -113,6 +113,46 @@ struct LinearArgs {
     Act act;
     bool accumulate;
     Scratch scratch;
+};
+
+enum class Scoring : int { Softmax, Sigmoid, SoftmaxOfChosen };
+
+struct RouteArgs {
+    const int32_t* rows;
+    const float* logits;  // [capacity][num_experts], and one more for each shared expert if shared_gate
+    const float* bias;    // [num_experts], may be null
+    int32_t* ids;         // [capacity][top_k + shared]
+    float* weights;       // likewise
+    int num_experts, top_k, shared, num_groups, top_groups;
+    Scoring scoring;
+    bool group_sum, renormalise, shared_gate;
+    float scale;
+};
+
+// Rows sorted by expert: start[e] .. start[e + 1] are those of expert e; entry[row] is the place in the ids of this pass;
+// place[entry] is the row.
+struct ExpertRows {
+    int32_t *start, *entry, *place;
+};
+
+struct ExpertsArgs {
+    const int32_t* rows;
+    const float* x;
+    const int32_t* ids;
+    const float* weights;
+    const Matrix* const* gate_up;      // [num_experts]
+    const Matrix* const* down;         // [num_experts]
+    const float* const* gate_up_bias;  // [num_experts], may be null
+    const float* const* down_bias;     // likewise
+    float* out;
+    int num_experts, per_token, hidden;
+    int widest;  // columns of the widest matrix
+    Act act;
+    bool weigh_input;
+    int tokens_at_once;
+    Scratch scratch;
+    ExpertRows sorted;
+    float *gate_up_out, *down_out;
 };
 
 struct RmsNormArgs {
@@ -173,6 +213,8 @@ struct Kernels {
     const char* name;
     void (*embed)(const EmbedArgs&, Thread&);
     void (*linear)(const LinearArgs&, Thread&);
+    void (*route)(const RouteArgs&, Thread&);
+    void (*experts)(const ExpertsArgs&, Thread&);
     void (*rms_norm)(const RmsNormArgs&, Thread&);
     void (*rope_table)(const RopeTableArgs&, Thread&);
     void (*rope_store)(const RopeStoreArgs&, Thread&);

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenmill.engine.build import BuiltEngine, build_engine
@@ -138,9 +139,17 @@ class AsyncEngine:
         text, token_ids = await self._tokenize(prompt)
         if name in self._requests:
             raise RequestError(f"request id {name!r} is in use; choose another")
-        prepared = self._front.prepare(
-            text, token_ids, params, request_id=name, priority=priority, cache_salt=cache_salt
+        prepare = partial(
+            self._front.prepare,
+            text,
+            token_ids,
+            params,
+            request_id=name,
+            priority=priority,
+            cache_salt=cache_salt,
         )
+        # A form may take a while to compile.
+        prepared = await asyncio.to_thread(prepare) if params.structured_outputs else prepare()
         conversation = prepared.conversation
         stream = _Stream(asyncio.get_running_loop())
         self._requests[name] = (conversation, stream)

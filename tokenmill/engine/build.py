@@ -38,6 +38,7 @@ from tokenmill.weights.safetensors_file import read_json_file
 from tokenmill.weights.sources import resolve
 
 if TYPE_CHECKING:
+    from tokenmill.engine.grammars import Grammars
     from tokenmill.models.decoder import Model
 
 log = logging.getLogger("tokenmill.engine")
@@ -150,6 +151,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
             eos_ids | tokenizer.eos_token_ids,
             recommended_params(checkpoint.generation_config),
             recommended_pooling(checkpoint),
+            grammars_of(tokenizer, model.vocab_size, eos_ids | tokenizer.eos_token_ids),
         ),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
@@ -218,6 +220,21 @@ def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
             ),
             params.min_tokens,
         )
+
+    return make
+
+
+def grammars_of(
+    tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]
+) -> Callable[[], Grammars]:
+    """Makes what gives answers their form; that library is loaded when it is first needed."""
+
+    def make() -> Grammars:
+        from tokenmill.engine.grammars import Grammars
+
+        if not eos_ids:
+            raise RequestError("this model names no token that ends an answer, so no form can end")
+        return Grammars(tokenizer, vocab_size, eos_ids)
 
     return make
 

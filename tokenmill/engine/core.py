@@ -103,6 +103,7 @@ class Engine:
                 bad_words=source.bad_words,
                 seed=source.seed,
                 sample=source.sample,
+                grammar=source.grammar,
             ),
             stop_ids=frozenset(params.stop_token_ids or ()),
             metrics=RequestMetrics(time.monotonic() if arrival_time is None else arrival_time),
@@ -259,6 +260,9 @@ class Engine:
     @staticmethod
     def _finish_reason(request: Request, token: int) -> tuple[FinishReason | None, int | None]:
         params = request.source.params
+        grammar = request.source.grammar
+        if grammar is not None and token in request.source.eos_ids and grammar.active:
+            return "stop", None
         if len(request.tokens) - request.prompt_len >= params.min_tokens:
             if not params.ignore_eos and token in request.source.eos_ids:
                 return "stop", None

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NotRequired, TypedDict
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from tokenmill.engine.core import EngineLimits, check_request
 from tokenmill.engine.outputs import (
@@ -30,8 +30,12 @@ from tokenmill.engine.outputs import (
 from tokenmill.engine.pooling import Pooling, PoolingParams, PoolingTask
 from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
+from tokenmill.engine.structured_outputs import StructuredOutputs
 from tokenmill.engine.text import MakeTextStream, NoText, TextStream, Tokenizer
 from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenmill.engine.grammars import AnswerGrammar, Grammars
 
 
 class TextPrompt(TypedDict):
@@ -227,7 +231,8 @@ class Front:
     """Prepares prompts for one model.
 
     tokenizer: None serves token ids only. eos_ids: tokens that end an answer. default_params,
-    default_pooling: what the model's authors recommend.
+    default_pooling: what the model's authors recommend. make_grammars: called once, when an answer
+    first needs a form.
     """
 
     def __init__(
@@ -238,6 +243,7 @@ class Front:
         eos_ids: frozenset[int],
         default_params: SamplingParams | None = None,
         default_pooling: Pooling = "last",
+        make_grammars: Callable[[], Grammars] | None = None,
     ) -> None:
         self.limits = limits
         self.default_pooling = default_pooling
@@ -245,6 +251,7 @@ class Front:
         self._tokenizer = tokenizer
         self._make_text_stream = make_text_stream
         self._eos_ids = eos_ids
+        self._grammars = cache(make_grammars) if make_grammars is not None else None
         self._serial = itertools.count()
         self._token_text = lru_cache(maxsize=4096)(self._decode_one)
 
@@ -282,6 +289,9 @@ class Front:
         if params.detokenize and self._make_text_stream is None and params.stop:
             raise RequestError("this model has no tokenizer, so it can't stop at texts")
         bad_words = self._bad_words(params.bad_words or ())
+        form = params.structured_outputs
+        if form is not None and self._grammars is None:
+            raise RequestError("this model has no tokenizer, so it can't give answers a form")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         leader: str | None = None
         requests: list[EngineRequest] = []
@@ -300,6 +310,7 @@ class Front:
                     priority=priority,
                     leader=leader,
                     cache_extra=cache_salt,
+                    grammar=self._grammar(form),
                 )
             )
             leader = leader or name
@@ -307,6 +318,11 @@ class Front:
         check_request(requests[0], self.limits)
         conversation = Conversation(self, request_id, text, token_ids, params, answers)
         return Prepared(conversation, tuple(requests))
+
+    def _grammar(self, form: StructuredOutputs | Mapping[str, Any] | None) -> AnswerGrammar | None:
+        if form is None or self._grammars is None:
+            return None
+        return self._grammars().answer(StructuredOutputs.read(form))
 
     def prepare_pooling(
         self,

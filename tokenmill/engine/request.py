@@ -15,6 +15,7 @@ from tokenmill.engine.sampling_state import SamplingState
 
 if TYPE_CHECKING:
     from tokenmill.cache.manager import RequestBlocks
+    from tokenmill.engine.grammars import AnswerGrammar
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class EngineRequest:
     params: n is ignored; the front makes n requests. eos_ids: end the answer unless ignore_eos.
     bad_words: token ids of each spelling. sample: which of n answers. seed: of the random numbers.
     leader: the request whose prompt is the same and is computed first, if any. cache_extra: what the
-    cached prompt depends on besides its tokens (salt, adapter). pooling: instead of an answer, make one
+    cached prompt depends on besides its tokens (salt, adapter). grammar: the form of the answer.
+    pooling: instead of an answer, make one
     vector of the prompt; params then says nothing.
     """
 
@@ -38,6 +40,7 @@ class EngineRequest:
     priority: int = 0
     leader: str | None = None
     cache_extra: Hashable = None
+    grammar: AnswerGrammar | None = None
     pooling: PoolingTask | None = None
 
 

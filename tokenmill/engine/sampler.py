@@ -4,8 +4,9 @@ Each row's result depends on that row alone. Elementwise steps are ones that IEE
 sums and exponentials run along one row at a time (torch's softmax and cumsum do), so neither the other
 rows nor the number of threads can change a bit. Work that no row asks for is skipped.
 
-Order of the steps (that of vLLM): allowed tokens, banned tokens, logit bias, penalties, temperature,
-min-p, top-k, top-p. Log-probabilities are those of the model's own distribution, before any of them.
+Order of the steps (that of vLLM): allowed tokens, the answer's form, banned tokens, logit bias,
+penalties, temperature, min-p, top-k, top-p. Log-probabilities are those of the model's own
+distribution, before any of them.
 """
 
 from __future__ import annotations
@@ -117,6 +118,10 @@ def _adjust(logits: Tensor, states: Sequence[SamplingState]) -> None:
         kept = flat[cells]
         logits[torch.tensor(rows)] = NEVER
         flat[cells] = kept
+    for row, state in enumerate(states):
+        mask = state.grammar.mask() if state.grammar is not None else None
+        if mask is not None:
+            logits[row].masked_fill_(~mask, NEVER)
     rows, ids = gather(SamplingState.banned)
     if rows:
         flat[_cells(rows, ids, vocab)] = NEVER

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from tokenmill.engine.structured_outputs import StructuredOutputs
 from tokenmill.errors import RequestError
 
 GREEDY_BELOW = 1e-5
@@ -75,8 +76,9 @@ class SamplingParams:
     bad_words: texts that are never completed. logprobs: how many alternatives at each position
     (0: only the chosen one). prompt_logprobs: the same for the prompt. max_tokens: None is as long as
     the model can. min_tokens: until then nothing ends the answer. detokenize: whether outputs have
-    text. spaces_between_special_tokens: accepted, but no supported tokenizer writes any. output_kind:
-    what streams hold.
+    text. spaces_between_special_tokens: accepted, but no supported tokenizer writes any.
+    structured_outputs: the form that the answer must have (JSON Schema, regular expression, choices,
+    grammar). output_kind: what streams hold.
     """
 
     n: int = 1
@@ -102,6 +104,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -110,6 +113,9 @@ class SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids"):
             self._set_ids(name)
         self._set_logit_bias()
+        if self.structured_outputs is not None:
+            form = StructuredOutputs.read(self.structured_outputs)
+            object.__setattr__(self, "structured_outputs", form)
         self._check_integers()
         self._check_numbers()
         for name in (

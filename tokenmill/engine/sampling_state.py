@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tokenmill.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenmill.engine.grammars import AnswerGrammar
 
 
 class SamplingState:
     """One answer's sampling parameters and history.
 
     end_ids: tokens that end the answer (banned until min_tokens). bad_words: token ids of each.
-    seed, sample: of its random numbers. num_output: tokens so far.
+    seed, sample: of its random numbers. num_output: tokens so far. grammar: the form it must have.
     seen_ids, seen_counts: distinct tokens of prompt and answer, and how often each is in the answer;
     kept only if a penalty needs them.
     """
 
     __slots__ = (
-        "_slots", "allowed_ids", "bad_words", "bias_ids", "bias_values", "end_ids", "num_output",
-        "params", "plain_greedy", "sample", "seed", "seen_counts", "seen_ids", "single_bad_ids", "tail",
+        "_slots", "allowed_ids", "bad_words", "bias_ids", "bias_values", "end_ids", "grammar",
+        "num_output", "params", "plain_greedy", "sample", "seed", "seen_counts", "seen_ids",
+        "single_bad_ids", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -31,7 +36,9 @@ class SamplingState:
         bad_words: Sequence[Sequence[int]],
         seed: int,
         sample: int,
+        grammar: AnswerGrammar | None = None,
     ) -> None:
+        self.grammar = grammar
         self.params = params
         self.seed = seed
         self.sample = sample
@@ -53,7 +60,7 @@ class SamplingState:
         self.plain_greedy = (
             params.greedy
             and params.logprobs is None
-            and not (params.penalises or bias or self.allowed_ids or bad_words)
+            and not (params.penalises or bias or self.allowed_ids or bad_words or grammar)
             and params.min_tokens == 0
         )
 
@@ -69,6 +76,8 @@ class SamplingState:
     def append(self, token: int) -> None:
         """The answer has grown by this token."""
         self.num_output += 1
+        if self.grammar is not None:
+            self.grammar.accept(token)
         if self.params.penalises:
             self._see(token, 1.0)
         if self.bad_words:
@@ -79,7 +88,9 @@ class SamplingState:
     def banned(self) -> array[int]:
         """Tokens that must not come next, apart from those that are not allowed at all."""
         banned = array("q", self.single_bad_ids)
-        if self.num_output < self.params.min_tokens:
+        # Once the form allows nothing but the end, that is the end, however few tokens there are.
+        complete = self.grammar is not None and self.grammar.complete
+        if self.num_output < self.params.min_tokens and not complete:
             banned.extend(self.end_ids)
         for word in self.bad_words:
             if tuple(self.tail[1 - len(word) :]) == word[:-1]:

@@ -19,11 +19,13 @@ from tokenmill.engine.step import LayerCache, StepBuffers
 from tokenmill.ops.table import (
     Attention,
     Embed,
+    Experts,
     Linear,
     OpParams,
     RmsNorm,
     RopeStore,
     RopeTable,
+    Route,
     operator_name,
 )
 from tokenmill.weights.tensor import RawTensor
@@ -39,6 +41,9 @@ DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
     torch.int8: "int8",
 }
+
+MAX_EXPERTS = 1024
+"""What the kernels have room for."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,12 @@ class NativeProvider:
         """None if the operator can run here, else why not."""
         if isinstance(params, (Embed, Linear)) and params.weight.provider != self.name:
             return f"the weight is packed for {params.weight.provider}"
+        if isinstance(params, Experts) and any(
+            weight.provider != self.name for weight in (*params.gate_up, *params.down)
+        ):
+            return "the experts are packed for another provider"
+        if isinstance(params, Route) and params.num_experts > MAX_EXPERTS:
+            return f"more than {MAX_EXPERTS} experts"
         if isinstance(params, (RopeStore, Attention)):
             if params.num_heads % params.num_kv_heads:
                 return "num_heads is not a multiple of num_kv_heads"
@@ -150,7 +161,9 @@ class NativeProvider:
             return self._rope_table(params)
         if isinstance(params, RopeStore):
             return self._rope_store(params)
-        return self._attention(params)
+        if isinstance(params, Attention):
+            return self._attention(params)
+        return self._route(params) if isinstance(params, Route) else self._experts(params)
 
     def record(self, forward: Callable[[], object]) -> _native.Program:
         """Notes the operators that ``forward`` calls without running them; ``run()`` runs them all."""
@@ -249,6 +262,50 @@ class NativeProvider:
             )  # fmt: skip
 
         return attention
+
+    def _route(self, p: Route) -> Callable[..., None]:
+        call, bias = self.executor.route, _checked(p.bias, p.num_experts, "bias")
+
+        def route(
+            rows: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        ) -> None:
+            call(
+                rows.data_ptr(), logits.data_ptr(), _address(bias), ids.data_ptr(), weights.data_ptr(),
+                p.num_experts, p.top_k, p.shared, p.num_groups, p.top_groups, p.scoring, p.group_sum,
+                p.renormalise, p.shared_gate, p.scale,
+            )  # fmt: skip
+
+        return route
+
+    def _experts(self, p: Experts) -> Callable[..., None]:
+        def biases(given: tuple[torch.Tensor, ...], widths: list[int]) -> list[torch.Tensor]:
+            pairs = zip(given, widths, strict=True)
+            return [b for b in (_checked(b, n, "bias") for b, n in pairs) if b is not None]
+
+        call, hidden = self.executor.experts, p.gate_up[0].in_features
+        up_bias = biases(p.gate_up_bias, [w.out_features for w in p.gate_up] if p.gate_up_bias else [])
+        down_bias = biases(p.down_bias, [hidden] * len(p.down) if p.down_bias else [])
+        tables = self._native.ExpertTables(
+            [self._matrix(w) for w in p.gate_up],
+            [self._matrix(w) for w in p.down],
+            [b.data_ptr() for b in up_bias],
+            [b.data_ptr() for b in down_bias],
+        )
+        kept = (p, up_bias, down_bias)  # the tables hold addresses only
+
+        def experts(
+            rows: torch.Tensor,
+            x: torch.Tensor,
+            ids: torch.Tensor,
+            weights: torch.Tensor,
+            out: torch.Tensor,
+        ) -> None:
+            call(
+                rows.data_ptr(), x.data_ptr(), ids.data_ptr(), weights.data_ptr(), tables,
+                out.data_ptr(), kept[0].per_token, hidden, p.act, p.weigh_input, x.shape[0],
+            )  # fmt: skip
+
+        return experts
 
     def _cache(self, cache: LayerCache) -> _native.Cache:
         return self._native.Cache(

@@ -24,15 +24,18 @@ from torch.nn import functional
 
 from tokenmill.cache.spec import BLOCK_SIZE
 from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.ops.reference_route import bind_route
 from tokenmill.ops.table import (
     Activation,
     Attention,
     Embed,
+    Experts,
     Linear,
     OpParams,
     RmsNorm,
     RopeStore,
     RopeTable,
+    Route,
     Weight,
 )
 from tokenmill.weights.ggml_formats import dequantize
@@ -114,6 +117,10 @@ class ReferenceProvider:
                 return _bind_rope_store(params)
             case Attention():
                 return _bind_attention(params)
+            case Route():
+                return bind_route(params)
+            case Experts():
+                return _bind_experts(params)
 
     def why_not_pack(self, segments: Sequence[RawTensor]) -> str | None:
         """None, unless the segments are no matrices of equal width."""
@@ -180,6 +187,10 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
             gate = per_row(functional.gelu, x[:, :width])
         case "gelu_tanh":
             gate = per_row(lambda piece: functional.gelu(piece, approximate="tanh"), x[:, :width])
+        case "swiglu_oai":
+            gate = x[:, :width].clamp(max=7)
+            gate = gate * per_row(torch.sigmoid, gate * 1.702)
+            return gate * (x[:, width:].clamp(-7, 7) + 1)
     return gate * x[:, width:]
 
 
@@ -251,6 +262,34 @@ def _bind_embed(p: Embed) -> Callable[..., None]:
     return embed
 
 
+def _multiply(weight: ReferenceWeight, inputs: Tensor) -> Tensor:
+    """``inputs @ weight.T``, with activations of int8 where the weight is quantised."""
+    quantised = inputs
+    if any(s.quantised for s in weight.segments):
+        quantised = dequantise_activations(*quantise_activations(inputs))
+    parts = [tiled_matmul(quantised if s.quantised else inputs, s.matrix) for s in weight.segments]
+    return torch.cat(parts, dim=1)
+
+
+def _bind_experts(p: Experts) -> Callable[..., None]:
+    gate_up, down = ([_reference_weight(w) for w in weights] for weights in (p.gate_up, p.down))
+
+    def experts(rows: Tensor, x: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> None:
+        n = _rows_of(rows)
+        for t in range(n):
+            for expert, weight in zip(ids[t].tolist(), weights[t], strict=True):
+                entering = x[t : t + 1] * weight if p.weigh_input else x[t : t + 1]
+                y = _multiply(gate_up[expert], entering)
+                if p.gate_up_bias:
+                    y = y + p.gate_up_bias[expert]
+                y = _multiply(down[expert], activate(y, p.act))
+                if p.down_bias:
+                    y = y + p.down_bias[expert]
+                out[t] += y[0] if p.weigh_input else weight * y[0]
+
+    return experts
+
+
 def _bind_linear(p: Linear) -> Callable[..., None]:
     weight = _reference_weight(p.weight)
 
@@ -263,13 +302,7 @@ def _bind_linear(p: Linear) -> Callable[..., None]:
             inputs = rms_norm(inputs, p.norm, p.eps)
         if p.act is not None:
             inputs = activate(inputs, p.act)
-        quantised = inputs
-        if any(s.quantised for s in weight.segments):
-            quantised = dequantise_activations(*quantise_activations(inputs))
-        y = torch.cat(
-            [tiled_matmul(quantised if s.quantised else inputs, s.matrix) for s in weight.segments],
-            dim=1,
-        )
+        y = _multiply(weight, inputs)
         if p.bias is not None:
             y = y + p.bias
         if p.softcap > 0:

@@ -22,7 +22,12 @@ from tokenmill.weights.tensor import RawTensor
 
 log = logging.getLogger("tokenmill.ops")
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
+"""What gates: ``act(gate) * up``. swiglu_oai (gpt-oss): gate at most 7, up within -7 .. 7,
+``gate * sigmoid(1.702 * gate) * (up + 1)``.
+"""
+
+Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 LOGITS = "logits"
 """The label of the matrix product that runs only over the rows whose logits are wanted."""
@@ -130,8 +135,8 @@ class RopeStore:
     qkv: [capacity, (num_heads + 2 * num_kv_heads) * head_dim]; queries are rotated in place (keys may
     be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
     rest passes through. Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
-    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps each
-    head of each token with a scale of its own: scale = max|x| / 127, q = round-half-even(x * (1 / scale)).
+    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps
+    each head of each token with its own scale: max|x| / 127, and q = round-half-even(x * (1 / scale)).
     """
 
     op: ClassVar[str] = "rope_store"
@@ -166,7 +171,64 @@ class Attention:
     sinks: torch.Tensor | None = None
 
 
-OpParams = Embed | Linear | RmsNorm | RopeTable | RopeStore | Attention
+@dataclass(frozen=True)
+class Route:
+    """Which experts each token goes to. Call: ``(rows, logits, ids, weights)``.
+
+    logits: [capacity, num_experts], and with shared_gate one more for each shared expert.
+    ids: int32 [capacity, top_k + shared], ascending; weights: fp32, likewise. Shared experts come last,
+    with ids from num_experts on, and with weight 1, or the sigmoid of their logit.
+
+    scores = softmax(logits) or sigmoid(logits); "softmax_of_chosen" scores by the logits, and takes the
+    softmax over the chosen at the end (gpt-oss). The top_k largest of scores + bias are chosen, the
+    first among equals; with num_groups > 1, only from the top_groups groups of neighbours that score
+    most: by their best expert, or by the sum of their best two if group_sum (DeepSeek-V3,
+    arXiv:2412.19437). weights = scores of the chosen, divided by their sum if renormalise, times scale.
+    """
+
+    op: ClassVar[str] = "route"
+    num_experts: int
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalise: bool = False
+    scale: float = 1.0
+    bias: torch.Tensor | None = None
+    num_groups: int = 1
+    top_groups: int = 1
+    group_sum: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top_k <= self.num_experts or self.num_experts % self.num_groups:
+            raise ValueError("top_k is at most num_experts, which num_groups divides")
+        if self.num_experts // self.num_groups * self.top_groups < self.top_k:
+            raise ValueError("the chosen groups hold fewer than top_k experts")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer. Call: ``(rows, x, ids, weights, out)``.
+
+    x, out: [capacity, hidden]; ids, weights: from Route. Of each expert, gate_up holds the rows of the
+    gate, then of up; experts may differ in width.
+
+    out[t] += sum over j, in order, of weights[t, j] * down(act(gate(x[t])) * up(x[t])) of expert
+    ids[t, j]. With weigh_input (Llama 4), x is multiplied by the weight instead. Quantised weights meet
+    activations of int8, as in Linear.
+    """
+
+    op: ClassVar[str] = "experts"
+    gate_up: tuple[Weight, ...]
+    down: tuple[Weight, ...]
+    per_token: int
+    act: Activation
+    gate_up_bias: tuple[torch.Tensor, ...] = ()
+    down_bias: tuple[torch.Tensor, ...] = ()
+    weigh_input: bool = False
+
+
+OpParams = Embed | Linear | RmsNorm | RopeTable | RopeStore | Attention | Route | Experts
 
 
 class Provider(Protocol):

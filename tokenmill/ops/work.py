@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenmill.cache.spec import BLOCK_SIZE, FullAttentionSpec
-from tokenmill.ops.table import LOGITS, Attention, Embed, Linear, OpParams, Weight
+from tokenmill.ops.table import LOGITS, Attention, Embed, Experts, Linear, OpParams, Weight
 
 PLAIN = frozenset(("F32", "F16", "BF16"))
 """Formats whose matrices are multiplied in fp32; all others meet activations of int8."""
@@ -69,6 +69,14 @@ def work_of(params: OpParams, shape: StepShape) -> Work:
         weight = params.weight
         operations = 2.0 * rows * weight.out_features * weight.in_features
         return Work(weight.nbytes if rows else 0, operations, "int8" if _quantised(weight) else "fp32")
+    if isinstance(params, Experts):
+        # Which experts are active is not known here; with few tokens each has its own.
+        sizes = [(w.nbytes, w.out_features * w.in_features) for w in (*params.gate_up, *params.down)]
+        share = min(1.0, shape.tokens * params.per_token / len(params.gate_up))
+        per_row = 2.0 * params.per_token * sum(size for _, size in sizes) / len(params.gate_up)
+        quantised = _quantised(params.gate_up[0])
+        read = share * sum(n for n, _ in sizes)
+        return Work(read, shape.tokens * per_row, "int8" if quantised else "fp32")
     if isinstance(params, Attention):
         read, pairs = shape.seen(params.window)
         spec = FullAttentionSpec(params.num_kv_heads, params.head_dim, params.cache_dtype)

@@ -169,8 +169,6 @@ def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
     )
     fields.refuse(("function_call", "tool_choice"), (None, "none", "auto"))
     fields.refuse(("modalities",), (None, [], ["text"]))
-    if fields.section("response_format").any("type") not in (None, "text"):
-        raise fields.wrong("response_format", "can only be text; leave it out")
     messages = fields.array("messages")
     if not messages:
         raise fields.wrong("messages", "must be a list with at least one message")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
+from tokenmill.engine.structured_outputs import StructuredOutputs
 from tokenmill.errors import RequestError
 from tokenmill.server.errors import ApiError
 from tokenmill.server.fields import Fields
@@ -28,7 +29,6 @@ UNSUPPORTED = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
-    "structured_outputs",
     "logits_processors",
     "prompt_embeds",
 )
@@ -56,6 +56,7 @@ def read_sampling(
     values |= {name: fields.integer(name) for name in INTEGERS}
     values |= {name: fields.flag(name) for name in FLAGS if fields.has(name)}
     values |= {name: fields.integers(name) for name in TOKEN_LISTS}
+    values["structured_outputs"] = _form(fields)
     values["bad_words"] = fields.array("bad_words")
     values["stop"] = _stop(fields)
     values["logit_bias"] = _logit_bias(fields)
@@ -71,6 +72,31 @@ def read_sampling(
     except RequestError as error:
         named = str(error).split(" ", 1)[0]
         raise ApiError(str(error), param=named if named in given else None) from error
+
+
+def _form(fields: Fields) -> StructuredOutputs | None:
+    """The form of the answer: OpenAI's ``response_format``, or vLLM's ``structured_outputs``."""
+    given, asked = fields.object("structured_outputs"), fields.section("response_format")
+    kind = asked.any("type")
+    if kind not in (None, "text", "json_object", "json_schema"):
+        raise fields.wrong("response_format", "must be of type text, json_object or json_schema")
+    if given is not None and kind not in (None, "text"):
+        raise fields.wrong("structured_outputs", "can't be given beside response_format")
+    try:
+        if given is not None:
+            return StructuredOutputs.read(given)
+        if kind == "json_object":
+            return StructuredOutputs(json_object=True)
+        if kind == "json_schema":
+            schema = asked.section("json_schema").object("schema")
+            if schema is None:
+                raise fields.wrong("response_format", "needs json_schema.schema, an object")
+            return StructuredOutputs(json=schema)
+    except RequestError as error:
+        raise ApiError(
+            str(error), param="structured_outputs" if given else "response_format"
+        ) from error
+    return None
 
 
 def _stop(fields: Fields) -> list[str] | None:

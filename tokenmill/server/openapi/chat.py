@@ -73,7 +73,6 @@ KNOWN = known(
         "description": "Alternatives at each position; needs logprobs.",
     },
     max_tokens={"minimum": 1, "description": "Most tokens of an answer."},
-    **{"response_format.type": {"const": "text"}},
     max_completion_tokens={"description": "Most tokens of an answer; goes before max_tokens."},
 )
 

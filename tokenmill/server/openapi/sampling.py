@@ -5,8 +5,33 @@ from __future__ import annotations
 import math
 
 from tokenmill.engine.sampling_params import INTEGER_LIMITS, NUMBER_LIMITS, POSITIVE_LIMITS
-from tokenmill.server.openapi.schemas import NUMBER, TEXT, Schema, array
+from tokenmill.engine.structured_outputs import (
+    MAX_CHOICES as MAX_LISTED_CHOICES,
+)
+from tokenmill.engine.structured_outputs import (
+    MAX_REGEX_CHARS,
+    MAX_SCHEMA_CHARS,
+)
+from tokenmill.server.openapi.schemas import NUMBER, TEXT, Schema, array, nullable
 from tokenmill.server.sampling import MAX_CHOICES
+
+FORMS: dict[str, Schema] = {
+    "json": {"type": "object", "description": "A JSON Schema."},
+    "regex": {**TEXT, "minLength": 1, "maxLength": MAX_REGEX_CHARS},
+    "choice": {
+        **array({**TEXT, "minLength": 1}),
+        "minItems": 1,
+        "maxItems": MAX_LISTED_CHOICES,
+    },
+    "grammar": {
+        **TEXT,
+        "minLength": 1,
+        "maxLength": MAX_SCHEMA_CHARS,
+        "description": "A context-free grammar in the notation of Lark or of GBNF.",
+    },
+    "json_object": {"const": True},
+}
+"""One of these fields is in structured_outputs."""
 
 DESCRIPTIONS = {
     "model": "A served name; the first one if left out.",
@@ -47,6 +72,16 @@ def _above_zero(most: float) -> Schema:
     return {"exclusiveMinimum": 0} if most == math.inf else {"exclusiveMinimum": 0, "maximum": most}
 
 
+def _only_form(name: str, schema: Schema) -> Schema:
+    properties = {name: schema, "after": nullable({**TEXT, "minLength": 1})}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name],
+        "additionalProperties": False,
+    }
+
+
 def known(**more: Schema) -> dict[str, Schema]:
     """Limits and descriptions by field. more: what is particular to the endpoint."""
     found: dict[str, Schema] = {name: _integer(name) for name in INTEGER_LIMITS}
@@ -70,6 +105,21 @@ def known(**more: Schema) -> dict[str, Schema]:
         "patternProperties": {"^[0-9]{1,11}$": NUMBER},
         "additionalProperties": False,
         "description": "Added to the logits of tokens, by token id.",
+    }
+    found["response_format.type"] = {"enum": ["text", "json_object", "json_schema"]}
+    found["response_format"] = {
+        "anyOf": [
+            {"properties": {"type": {"enum": ["text", "json_object", None]}}},
+            {
+                "properties": {"json_schema": {"type": "object", "required": ["schema"]}},
+                "required": ["type", "json_schema"],
+            },
+        ],
+        "description": "The form of the answer: text, a JSON object, or what a JSON Schema allows.",
+    }
+    found["structured_outputs"] = {
+        "oneOf": [_only_form(name, schema) for name, schema in FORMS.items()],
+        "description": "The form of the answer, as vLLM names it; not beside response_format.",
     }
     for name, text in DESCRIPTIONS.items():
         found[name] = {**found.get(name, {}), "description": text}

@@ -1,0 +1,214 @@
+"""Answers of a given form: which tokens may come next, by the library llguidance.
+
+A mask is computed on a thread of its own as soon as a token is known, while the next forward step runs,
+and is waited for only when its logits are there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import llguidance
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from tokenmill.engine.structured_outputs import StructuredOutputs
+from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenmill.tokenizer import Tokenizer
+
+CACHED_GRAMMARS = 64
+MAX_MESSAGE = 400
+BITS = 32
+
+
+def _limits() -> LLParserLimits:
+    """Effort that a grammar may cost; beyond, it is refused, or ends its own answer."""
+    return LLParserLimits(
+        max_items_in_row=2000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        max_lexer_states=250_000,
+        max_grammar_size=500_000,
+    )
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for it."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [self._bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def _bytes(self, token: int) -> bytes:
+        if self._tokenizer.is_special(token):
+            return (self._tokenizer.id_to_token(token) or "").encode()
+        return self._tokenizer.token_bytes(token)
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+class AnswerGrammar:
+    """The form of one answer, and how much of it is written.
+
+    Used by one thread at a time; ``prepare`` lets another compute the next mask.
+    """
+
+    def __init__(self, grammars: Grammars, matcher: LLMatcher, after: str | None) -> None:
+        self._grammars = grammars
+        self._matcher = matcher
+        self._after = after.encode() if after is not None else None
+        self._tail = b""
+        self._bits = torch.zeros(-(-grammars.vocab_size // BITS), dtype=torch.int32)
+        self._pending: Future[None] | None = None
+        self.prepare()
+
+    @property
+    def active(self) -> bool:
+        """Whether the form has begun."""
+        return self._after is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow but the end."""
+        self._wait()
+        return self.active and self._matcher.is_stopped()
+
+    def prepare(self) -> None:
+        """Begin to compute the mask of the next token."""
+        if self.active and not self._matcher.is_stopped():
+            size = self._bits.numel() * 4
+            address = self._bits.data_ptr()
+            self._pending = self._grammars.threads.submit(
+                self._matcher.unsafe_compute_mask_ptr, address, size
+            )
+
+    def mask(self) -> torch.Tensor | None:
+        """bool [vocab]: what may come next; None if anything may. When nothing but the end may come,
+        it is the tokens that end an answer."""
+        if not self.active:
+            return None
+        self._wait()
+        if self._matcher.is_stopped():
+            return self._grammars.ends
+        return unpack(self._bits, self._grammars.vocab_size)
+
+    def accept(self, token: int) -> None:
+        """The answer has grown by this token."""
+        self._wait()
+        if self._after is not None:
+            self._tail = (self._tail + self._grammars.token_bytes(token))[-len(self._after) - 256 :]
+            if self._after in self._tail:
+                self._after = None
+        elif not self._matcher.is_stopped() and token not in self._grammars.end_ids:
+            self._matcher.consume_token(token)
+        self.prepare()
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+
+def unpack(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """bool [count] from int32 words, the lowest bit first."""
+    return ((bits.unsqueeze(1) >> torch.arange(BITS)) & 1).flatten()[:count].bool()
+
+
+class Grammars:
+    """Compiles the forms of answers for one model. Safe to use from several threads.
+
+    vocab_size: of the logits, which may be more than the tokenizer has. end_ids: tokens that end an
+    answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self.vocab_size = vocab_size
+        self.end_ids = end_ids
+        self.token_bytes = tokenizer.token_bytes
+        self.threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenmill-grammar")
+        self.ends = torch.zeros(vocab_size, dtype=torch.bool)
+        self.ends[sorted(end_ids)] = True
+        self._tokenizer = tokenizer
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def answer(self, form: StructuredOutputs) -> AnswerGrammar:
+        """The form of a new answer.
+
+        Raises RequestError, saying which part, if it is impossible, not supported or too complex.
+        """
+        with self._lock:
+            matcher = self._compiled.get(form)
+            if matcher is None:
+                matcher = self._compiled[form] = self._compile(form)
+                if len(self._compiled) > CACHED_GRAMMARS:
+                    self._compiled.popitem(last=False)
+            else:
+                self._compiled.move_to_end(form)
+            copy = matcher.deep_copy()
+        return AnswerGrammar(self, copy, form.after)
+
+    def _compile(self, form: StructuredOutputs) -> LLMatcher:
+        name, grammar = _grammar_of(form)
+        limits = _limits()
+        problem = LLMatcher.validate_grammar(grammar, self._known_tokens(), limits=limits)
+        if problem and not problem.startswith("WARNING"):
+            raise RequestError(f"structured_outputs.{name} can't be used: {_summary(problem)}")
+        matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise RequestError(
+                f"structured_outputs.{name} can't be used: {_summary(matcher.get_error())}"
+            )
+        # A form that nothing can meet shows itself only where the first token is chosen.
+        if not any(matcher.deep_copy().compute_bitmask()):
+            raise RequestError(f"structured_outputs.{name} can't be met by any answer")
+        return matcher
+
+    def _known_tokens(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            ends = sorted(self.end_ids)
+            wrapped = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, ends[0]))
+            self._vocabulary = LLTokenizer(wrapped, n_vocab=self.vocab_size, eos_token=ends)
+        return self._vocabulary
+
+
+def _grammar_of(form: StructuredOutputs) -> tuple[str, str]:
+    """Which field asks for what, in llguidance's own notation."""
+    if form.json is not None:
+        assert isinstance(form.json, str)
+        try:
+            return "json", LLMatcher.grammar_from_json_schema(form.json)
+        except ValueError as error:
+            raise RequestError(f"structured_outputs.json can't be used: {error}") from None
+    if form.json_object:
+        return "json_object", LLMatcher.grammar_from_json_schema('{"type":"object"}')
+    if form.regex is not None:
+        return "regex", LLMatcher.grammar_from_regex(form.regex)
+    if form.choice is not None:
+        texts = " | ".join(json.dumps(text) for text in form.choice)
+        return "choice", LLMatcher.grammar_from_lark(f"start: {texts}")
+    assert form.grammar is not None
+    if re.search(r"^\s*root\s*::=", form.grammar, re.MULTILINE):
+        try:
+            return "grammar", LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
+        except Exception as error:  # the converter raises what its parser raises
+            raise RequestError(f"structured_outputs.grammar can't be used: {error}") from None
+    return "grammar", LLMatcher.grammar_from_lark(form.grammar)
+
+
+def _summary(message: str) -> str:
+    """The part of an error that a caller can act on."""
+    return " ".join(message.split())[:MAX_MESSAGE] or "it is invalid"
