@@ -124,22 +124,27 @@ function listAt(lines, at, depth) {
   const first = MARKER.exec(lines[at]);
   const base = first[1].length;
   const ordered = /\d/.test(first[2]);
+  const continues = (line) => {
+    const marker = line === undefined || isRule(line) ? null : MARKER.exec(line);
+    return marker && marker[1].length < base + 2 && /\d/.test(marker[2]) === ordered ? marker : null;
+  };
   const items = [];
   let next = at;
-  while (next < lines.length) {
-    const marker = MARKER.exec(lines[next]);
-    const continues =
-      marker && marker[1].length < base + 2 && /\d/.test(marker[2]) === ordered && !isRule(lines[next]);
-    if (!continues) break;
+  for (let marker = first; marker; ) {
     const [item, end] = itemAt(lines, next, marker, depth);
     items.push(item);
-    next = end;
     // Blank lines between items don't end a list.
-    let after = next;
-    while (after < lines.length && isBlank(lines[after])) after += 1;
-    if (after < lines.length && MARKER.test(lines[after])) next = after;
+    const following = afterBlanks(lines, end);
+    marker = continues(lines[following]);
+    next = marker ? following : end;
   }
   return [{ type: "list", ordered, start: ordered ? parseInt(first[2], 10) : 1, items }, next];
+}
+
+function afterBlanks(lines, at) {
+  let after = at;
+  while (after < lines.length && isBlank(lines[after])) after += 1;
+  return after;
 }
 
 function itemAt(lines, at, marker, depth) {
@@ -154,8 +159,7 @@ function itemAt(lines, at, marker, depth) {
   for (; next < lines.length; next += 1) {
     const line = lines[next];
     if (isBlank(line)) {
-      let after = next;
-      while (after < lines.length && isBlank(lines[after])) after += 1;
+      const after = afterBlanks(lines, next);
       if (after === lines.length || indentOf(lines[after]) < base + 2) break;
       inner.push(...lines.slice(next, after).map(() => ""));
       next = after - 1;

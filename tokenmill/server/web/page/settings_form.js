@@ -20,12 +20,13 @@ export class SettingsForm {
       id,
       inputmode: "decimal",
       autocomplete: "off",
-      placeholder: "chosen by the server",
+      placeholder: "default",
       "aria-describedby": `${id}-hint ${id}-problem`,
     });
     const hint = element("p", { class: "hint", id: `${id}-hint` }, [setting.hint]);
     const problem = element("p", { class: "problem", id: `${id}-problem`, role: "alert" });
-    this.form.querySelector("#sampling").append(element("label", { for: id }, [setting.label]), input, hint, problem);
+    const label = element("label", { for: id }, [setting.label]);
+    this.form.querySelector("#sampling").append(element("div", {}, [label, input, hint, problem]));
     return { setting, input, problem };
   }
 

@@ -55,7 +55,7 @@ export class Watch {
     if (figures.running !== undefined) row("Answers being made", String(figures.running));
     if (figures.waiting !== undefined) row("Answers waiting", String(figures.waiting));
     if (figures.cacheUsage !== undefined) row("Cache in use", percent(figures.cacheUsage));
-    if (typeof figures.hitRate === "number") row("Prompt tokens found in cache", percent(figures.hitRate));
+    if (typeof figures.hitRate === "number") row("Prompts found in cache", percent(figures.hitRate));
     if (typeof figures.tokensPerS === "number") row("Tokens made a second", figures.tokensPerS.toFixed(1));
     if (typeof figures.promptTokensPerS === "number") row("Prompt tokens a second", figures.promptTokensPerS.toFixed(1));
     this.figures.replaceChildren(...rows);
