@@ -6,7 +6,7 @@ hands its layers to ``Decoder``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
 from tokenmill.layers.embedding import Embedding, LMHead
 from tokenmill.layers.mlp import GatedMLP, MLPWeights
+from tokenmill.layers.moe import MoEWeights, SparseMLP
 from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
@@ -179,14 +180,19 @@ def layer_prefix(index: int) -> str:
     return f"model.layers.{index}."
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
+
+
 def check_weights(
-    weights: WeightLoader, dims: DecoderDims, layer_shapes: Mapping[str, tuple[int, ...]]
+    weights: WeightLoader, dims: DecoderDims, layer_shapes: Shapes | Callable[[int], Shapes]
 ) -> None:
-    """Check all tensors of a model whose layers each hold ``layer_shapes``."""
+    """Check all tensors of a model whose layers each hold ``layer_shapes``, or what it says of each."""
     matrix = (dims.vocab_size, dims.hidden_size)
     required: dict[str, tuple[int, ...]] = {EMBEDDING: matrix, FINAL_NORM: (dims.hidden_size,)}
     for index in range(dims.num_layers):
-        required |= {layer_prefix(index) + name: shape for name, shape in layer_shapes.items()}
+        shapes = layer_shapes(index) if callable(layer_shapes) else layer_shapes
+        required |= {layer_prefix(index) + name: shape for name, shape in shapes.items()}
     if dims.tied:
         weights.check(required, {LM_HEAD: matrix})
     else:
@@ -199,7 +205,7 @@ class LayerPlan:
 
     shape: AttentionShape
     attention: AttentionWeights
-    mlp: MLPWeights
+    mlp: MLPWeights | MoEWeights
     rope: str = "all"
 
     def without_idle_window(self, model_len: int) -> LayerPlan:
@@ -228,7 +234,11 @@ class DecoderLayer:
             eps=dims.eps,
             cache_dtype=context.cache_dtype,
         )
-        self._mlp = GatedMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
+        self._mlp: GatedMLP | SparseMLP
+        if isinstance(plan.mlp, MoEWeights):
+            self._mlp = SparseMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
+        else:
+            self._mlp = GatedMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
         self._rope = rotary.out
         self.cache_spec = plan.shape.cache_spec(context.cache_dtype)
 

@@ -27,6 +27,9 @@ DTYPES = {
 COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_long|factors_short)\.weight$")
 """Tensors that only repeat what the configuration says, or that rope reads where it needs them."""
 
+LAST_PROJECTION = re.compile(r"(^|\.)(down_proj|w2|o_proj|out_proj|c_proj|fc2|dense)\.weight$")
+"""Matrices of which every family's layers have one kind or another."""
+
 ROPE_FACTORS = "rope_freqs.weight"
 
 MAX_NAMED = 4
@@ -171,7 +174,7 @@ def resolve_cache_dtype(choice: CacheDType | torch.dtype, checkpoint: Checkpoint
     if choice != "auto":
         return torch.int8 if choice == "int8" else DTYPES[choice][1]
     # One kind of matrix stands for all; others may cost a copy to look at (see Checkpoint.get).
-    down = [name for name in checkpoint.names() if name.endswith("down_proj.weight")]
+    down = [name for name in checkpoint.names() if LAST_PROJECTION.search(name)]
     formats = {checkpoint.get(name).format for name in down}
     if formats == {"F32"}:
         return torch.float32
