@@ -133,6 +133,7 @@ def describe_model(name: str, built: BuiltEngine) -> dict[str, Any]:
             {"operator": operator, "detail": detail, "provider": provider, "count": count}
             for (operator, detail, provider), count in operators.items()
         ],
+        "packed_weights": built.packed,
         "load_s": built.load_s,
     }
 
@@ -182,6 +183,7 @@ def _print_model(found: dict[str, Any]) -> None:
         ("longest text", f"{found['max_model_len']} tokens"),
         *(("memory", line) for line in found["memory_plan"]),
         *(("providers", note) for note in found["providers"]),
+        ("packed weights", found["packed_weights"]),
         ("loaded in", f"{found['load_s']:.2f} s"),
     ]
     _print_rows(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.usage import as_usage_errors, positive, size
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from tokenmill.engine.sampling_params import SamplingParams
 
 MODEL_HELP = "alias (demo), pypi:PACKAGE, hf:ORG/NAME[:FILE], ORG/NAME, directory or .gguf file"
+
+PACKED_SIZE_VARIABLE = "TOKENMILL_PACKED_CACHE_SIZE"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +57,19 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
         choices=("auto", "float32", "float16", "bfloat16", "int8"),
         default="auto",
         help="type of unquantised matrices (default: the checkpoint's)",
+    )
+    group.add_argument(
+        "--no-packed-cache",
+        action="store_true",
+        help="pack the weights anew instead of keeping them on disk for the next start",
+    )
+    group.add_argument(
+        "--packed-cache-size",
+        type=size,
+        default=os.environ.get(PACKED_SIZE_VARIABLE, "32G"),
+        metavar="SIZE",
+        help="how much of the disk packed weights may take; what was not used for longest goes first "
+        f"(default: ${PACKED_SIZE_VARIABLE}, else 32G)",
     )
     group.add_argument(
         "--no-prefix-caching",
@@ -101,7 +117,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
     with as_usage_errors():
         return EngineConfig(
-            load=LoadConfig(args.model, args.dtype, args.quantization),
+            load=LoadConfig(
+                args.model,
+                args.dtype,
+                args.quantization,
+                not args.no_packed_cache,
+                args.packed_cache_size,
+            ),
             cache=CacheConfig(args.cache_memory, not args.no_prefix_caching, args.cache_dtype),
             scheduler=SchedulerConfig(
                 args.max_batched_tokens, args.max_num_seqs, args.max_model_len, args.scheduling

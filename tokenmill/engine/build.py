@@ -35,7 +35,8 @@ from tokenmill.tokenizer import (
     load_tokenizer,
 )
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.packed_cache import PackedCache, packed_directory
+from tokenmill.weights.packed_cache import PackedCache
+from tokenmill.weights.packed_directory import packed_directory
 from tokenmill.weights.safetensors_file import read_json_file
 from tokenmill.weights.sources import resolve
 

@@ -89,12 +89,10 @@ def open_packed_weights(
     None if the checkpoint has no files that could be told from others.
     """
     path = checkpoint.path
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        return None
     try:
-        files = (
-            sorted(p for p in path.iterdir() if p.suffix in (".json", ".safetensors"))
-            if path.is_dir()
-            else [path]
-        )
         identity = files_identity(files)
     except OSError as error:
         log.warning("packed weights are not used: cannot read %s: %s", path, error.strerror or error)
@@ -109,5 +107,4 @@ def open_packed_weights(
         }
     )
     model = str(Path(path).absolute())
-    found = cache.read(model, key)
-    return PackedWeights(cache, model, key, provider, {} if found is None else found.matrices)
+    return PackedWeights(cache, model, key, provider, cache.read(model, key))
