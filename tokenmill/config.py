@@ -160,6 +160,7 @@ class ServerConfig:
     max_requests: served at once, those included whose clients are slow to take their answers.
     max_stored_bytes: of responses that are kept for later requests; 0 keeps none.
     web: serve the built-in page at /.
+    tool_parser: how the model writes calls of tools, by name; None goes by its chat template.
     ssl_certfile, ssl_keyfile: PEM files; both, or none for plain HTTP.
     """
 
@@ -185,6 +186,7 @@ class ServerConfig:
     max_requests: int = 1000
     max_stored_bytes: int = 128 << 20
     web: bool = True
+    tool_parser: str | None = None
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 
