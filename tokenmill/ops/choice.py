@@ -92,7 +92,7 @@ def read_choices(path: Path) -> dict[str, tuple[str, ...]]:
     choices = _valid(found.get("choices") if isinstance(found, dict) else None)
     if choices is None:
         raise ConfigError(
-            f"{path} holds no operator choices; 'tokenmill info MODEL --export-choices FILE' writes some"
+            f"{path} holds no choices; 'tokenmill info MODEL --export-choices FILE' writes them"
         )
     return choices
 
