@@ -15,7 +15,7 @@ from tokenmill import __version__
 from tokenmill.cache.manager import CacheManager
 from tokenmill.cache.memory import MemoryPlan, available_memory, plan_memory
 from tokenmill.cache.plan import plan_groups
-from tokenmill.config import ComputeConfig, EngineConfig
+from tokenmill.config import ComputeConfig, EngineConfig, LoadConfig
 from tokenmill.engine.core import Engine, EngineLimits
 from tokenmill.engine.front import Front
 from tokenmill.engine.pooling import Pooling
@@ -25,6 +25,7 @@ from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.text import AnswerText, MakeTextStream
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hardware import ThreadChoice, choose_threads, read_cpu
+from tokenmill.models.packed_weights import PackedWeights, open_packed_weights
 from tokenmill.models.registry import build_model
 from tokenmill.ops.choice import ChoiceFile, KernelChoices, read_choices
 from tokenmill.ops.native import NativeProvider, load_provider
@@ -38,6 +39,7 @@ from tokenmill.tokenizer import (
 )
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.model_cache import home
+from tokenmill.weights.packed_cache import PackedCache, packed_directory
 from tokenmill.weights.safetensors_file import read_json_file
 from tokenmill.weights.sources import resolve
 
@@ -77,7 +79,10 @@ class Operators:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine and what was decided while it was built. load_s: seconds that took."""
+    """An engine and what was decided while it was built.
+
+    packed: what came of the cache of packed weights. load_s: seconds that the load took.
+    """
 
     engine: Engine
     front: Front
@@ -87,6 +92,7 @@ class BuiltEngine:
     operators: Operators
     threads: ThreadChoice
     load_s: float
+    packed: str = "off"
 
 
 class NativeRecorder:
@@ -155,6 +161,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
     operators = choose_operators(config.compute, threads)
     # With native operators, torch only samples: its own threads would spin where ours compute.
     torch.set_num_threads(threads.count if operators.native is None else 1)
+    packed = _packed_weights(config.load, checkpoint, operators.native)
     model = build_model(
         checkpoint,
         operators.table,
@@ -163,6 +170,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         max_logits=config.scheduler.max_num_seqs + SPARE_LOGITS,
         max_model_len=config.scheduler.max_model_len,
         cache_dtype=config.cache.cache_dtype,
+        packed=packed,
     )
     choices = operators.native.choices if operators.native is not None else None
     if choices is not None and choices.measured:
@@ -173,6 +181,8 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         log.info("%s", line)
     tokenizer = load_tokenizer(checkpoint)
     eos_ids = end_ids(checkpoint.generation_config, checkpoint.config)
+    if packed is not None:
+        packed.keep()
     return BuiltEngine(
         engine=engine,
         front=Front(
@@ -188,9 +198,19 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         checkpoint=checkpoint,
         memory=memory,
         operators=operators,
+        packed="off" if packed is None else packed.describe(),
         threads=threads,
         load_s=time.monotonic() - started,
     )
+
+
+def _packed_weights(
+    load: LoadConfig, checkpoint: Checkpoint, native: NativeProvider | None
+) -> PackedWeights | None:
+    if native is None or not load.packed_cache:
+        return None
+    cache = PackedCache(packed_directory(), load.packed_cache_bytes)
+    return open_packed_weights(cache, checkpoint, load, native)
 
 
 def assemble(
