@@ -57,6 +57,7 @@ class Executor:
         accumulate: bool,
         capacity: int,
         name: str,
+        variants: Sequence[str],
     ) -> None: ...
     def rms_norm(
         self, rows: int, x: int, weight: int, out: int, width: int, eps: float, accumulate: bool

@@ -115,11 +115,15 @@ class ComputeConfig:
     num_threads: None takes the physical cores that affinity and cgroup limits leave.
     providers: operator providers in order of preference; "reference" is always the last resort.
     record: replay the forward step as one native call when every operator is native.
+    measure: choose among compiled variants of the kernels by measuring them, once for each machine.
+    operator_choices: a file of choices that were exported; they go before what was measured.
     """
 
     num_threads: int | None = None
     providers: tuple[str, ...] = ("native",)
     record: bool = True
+    measure: bool = True
+    operator_choices: Path | None = None
 
     def __post_init__(self) -> None:
         _require(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.usage import as_usage_errors, positive, size
@@ -103,6 +104,17 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
         help="operator providers in order of preference, separated by commas: native, reference "
         "(default: %(default)s; the reference is always the last resort)",
     )
+    group.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="take the preferred kernels instead of measuring which are fastest here",
+    )
+    group.add_argument(
+        "--operator-choices",
+        type=Path,
+        metavar="FILE",
+        help="take kernels from a file that 'tokenmill info --export-choices' wrote",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -129,7 +141,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
                 args.max_batched_tokens, args.max_num_seqs, args.max_model_len, args.scheduling
             ),
             compute=ComputeConfig(
-                args.threads, tuple(name.strip() for name in args.providers.split(",") if name.strip())
+                args.threads,
+                tuple(name.strip() for name in args.providers.split(",") if name.strip()),
+                measure=not args.no_measure,
+                operator_choices=args.operator_choices,
             ),
         )
 

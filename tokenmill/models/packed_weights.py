@@ -25,7 +25,7 @@ log = logging.getLogger("tokenmill.weights")
 class PackedWeights:
     """Hands out what is on disk, and puts what had to be packed there.
 
-    found: the file's matrices by the names of what they were packed from.
+    model, key: what the file is found by. found: its matrices, by what they were packed from.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class PackedWeights:
         found: Mapping[str, PackedMatrix],
     ) -> None:
         self._cache = cache
-        self._model = model
-        self._key = key
+        self.model = model
+        self.key = key
         self._provider = provider
         self._found = found
         self._used: dict[str, NativeWeight] = {}
@@ -70,14 +70,14 @@ class PackedWeights:
         if self._hits == len(self._used):
             return None
         matrices = {name: weight.tiles() for name, weight in self._used.items()}
-        arguments = (self._model, self._key, matrices)
+        arguments = (self.model, self.key, matrices)
         thread = threading.Thread(target=self._cache.write, args=arguments, name="packed-weights")
         thread.start()
         return thread
 
     def describe(self) -> str:
         """For people."""
-        path = self._cache.path(self._model, self._key)
+        path = self._cache.path(self.model, self.key)
         return f"{self._hits} of {len(self._used)} matrices from {path}"
 
 
