@@ -179,10 +179,15 @@ def _parameters(function: Function) -> str:
     return f"({' | '.join(options)})?" if options else ""
 
 
+def _python(value: Any) -> str:
+    """A value as models write it."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
 def _parameter(key: str, value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if isinstance(value, Mapping) and isinstance(value.get("enum"), list):
-        texts = " | ".join(quoted(repr(one)) for one in value["enum"])
+        texts = " | ".join(quoted(_python(one)) for one in value["enum"])
         return f"{quoted(key + '=')} ({texts})"
     if kind in ("string", "integer", "number"):
         plain = {name: item for name, item in value.items() if name not in ("default", "description")}
