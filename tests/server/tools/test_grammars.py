@@ -229,7 +229,7 @@ def test_strict_arguments_of_calls_that_need_not_be(name: str) -> None:
     form = form_of(family, special, must=False, strict=True)
     words = "Words, not calls."
     if name == "harmony":
-        words = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>{words}"
+        words = f"<|channel|>final<|message|>{words}"
     assert allows(form, special, words)
     assert allows(form, special, answer_of(name, ROME))
     assert not allows(form, special, answer_of(name, WRONG))
