@@ -99,10 +99,11 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
     )
     group.add_argument(
         "--providers",
-        default="native",
+        default="native,zentorch",
         metavar="NAMES",
-        help="operator providers in order of preference, separated by commas: native, reference "
-        "(default: %(default)s; the reference is always the last resort)",
+        help="operator providers in order of preference, separated by commas: native, reference, "
+        "zentorch (default: %(default)s; the reference is always the last resort; zentorch, where "
+        "installed, gets the matrices for which it measures faster)",
     )
     group.add_argument(
         "--no-measure",

@@ -30,7 +30,9 @@ from tokenmill.models.registry import build_model
 from tokenmill.ops.choice import ChoiceFile, KernelChoices, read_choices
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
+from tokenmill.ops.rivals import RivalChoices
 from tokenmill.ops.table import OpTable, Provider
+from tokenmill.ops.zentorch import load_zentorch
 from tokenmill.tokenizer import (
     IncrementalDetokenizer,
     StopStringChecker,
@@ -113,36 +115,43 @@ def choose_operators(compute: ComputeConfig, threads: ThreadChoice) -> Operators
     Raises ConfigError for an unknown name.
     """
     providers: list[Provider] = []
+    rivals: list[Provider] = []
     native: NativeProvider | None = None
     notes: list[str] = []
+    known = _known_choices(compute, threads)
     for name in dict.fromkeys((*compute.providers, "reference")):
         if name == "reference":
             providers.append(ReferenceProvider())
         elif name == "native":
             native, reason = load_provider(
-                threads.count, threads.cpus, make_choices=partial(_kernel_choices, compute, threads)
+                threads.count,
+                threads.cpus,
+                make_choices=partial(KernelChoices, known=known, measures=compute.measure),
             )
             notes.append(f"native: {reason}")
             if native is None:
                 log.warning("native operators are not used: %s", reason)
             else:
                 providers.append(native)
+        elif name == "zentorch":
+            zentorch, reason = load_zentorch(threads.count)
+            notes.append(f"zentorch: {reason}")
+            if zentorch is not None and not any(p.name == "reference" for p in providers):
+                rivals.append(zentorch)
         else:
-            raise ConfigError(f"there is no operator provider {name!r}; choose native or reference")
-    return Operators(OpTable(providers), native, tuple(notes))
+            raise ConfigError(
+                f"there is no operator provider {name!r}; choose native, reference or zentorch"
+            )
+    table = OpTable(providers, rivals, RivalChoices(known, compute.measure))
+    return Operators(table, native, tuple(notes))
 
 
-def _kernel_choices(
-    compute: ComputeConfig,
-    threads: ThreadChoice,
-    variants: Sequence[str],
-    works: Callable[[str], bool],
-) -> KernelChoices:
+def _known_choices(compute: ComputeConfig, threads: ThreadChoice) -> dict[str, tuple[str, ...]]:
     """What is known of this machine, and what is pinned."""
     known = _choice_file(threads).load() if compute.measure else {}
     if compute.operator_choices is not None:
         known |= read_choices(compute.operator_choices)
-    return KernelChoices(variants, works, known, compute.measure)
+    return known
 
 
 def _choice_file(threads: ThreadChoice) -> ChoiceFile:
@@ -173,9 +182,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         cache_dtype=config.cache.cache_dtype,
         packed=packed,
     )
-    choices = operators.native.choices if operators.native is not None else None
-    if choices is not None and choices.measured:
-        _choice_file(threads).save(choices.known)
+    _keep_choices(operators, threads)
     recorder = operators.recorder() if config.compute.record else None
     engine, memory = assemble(model, config, recorder, available_memory())
     for line in memory.describe():
@@ -203,6 +210,15 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         threads=threads,
         load_s=time.monotonic() - started,
     )
+
+
+def _keep_choices(operators: Operators, threads: ThreadChoice) -> None:
+    """Keeps what was measured now for the next load."""
+    native = operators.native
+    asked = [operators.table.choices, native.choices if native is not None else None]
+    measured = [choices for choices in asked if choices is not None and choices.measured]
+    if measured:
+        _choice_file(threads).save(measured[0].known)  # they share what they know
 
 
 def _packed_weights(

@@ -95,10 +95,12 @@ def load_experts(
         norm=weights.norm(f"{prefix}{norm}.weight"),
         router=weights.linear(*routers, precise=True),
         gate_up=tuple(
-            weights.linear(f"{prefix}{x}.{names.gate}.weight", f"{prefix}{x}.{names.up}.weight")
+            weights.linear(
+                f"{prefix}{x}.{names.gate}.weight", f"{prefix}{x}.{names.up}.weight", shared=True
+            )
             for x in experts
         ),
-        down=tuple(weights.linear(f"{prefix}{x}.{names.down}.weight") for x in experts),
+        down=tuple(weights.linear(f"{prefix}{x}.{names.down}.weight", shared=True) for x in experts),
         route=Route(
             e.num_experts,
             e.top_k,

@@ -112,20 +112,24 @@ class WeightLoader:
                 "download it again, or check that its architecture is named correctly"
             )
 
-    def linear(self, *names: str, precise: bool = False) -> Weight:
+    def linear(self, *names: str, precise: bool = False, shared: bool = False) -> Weight:
         """One packed matrix out of the rows of several (q, k and v, for example).
 
         Providers pack with all their threads, so weights are loaded one after another.
 
-        precise: keep at least 8 bits when quantising (embeddings and the output matrix).
+        precise: keep at least 8 bits when quantising (embeddings and the output matrix), and leave the
+            matrix to a provider that does not round its products.
+        shared: operators other than Linear use the matrix.
         """
         key = "+".join(self._names.get(name, name) for name in names)
         if precise:
             key += " (precise)"
+        only_linear = not (precise or shared)
         kept = self._packed.get(key) if self._packed else None
-        if kept is not None:
+        if kept is not None and (not only_linear or self._ops.stands(kept)):
             return kept
-        weight = self._ops.pack([self._convert(self.raw(name), precise) for name in names])
+        raw = [self._convert(self.raw(name), precise) for name in names]
+        weight = self._ops.pack(raw, only_linear=only_linear)
         self._checkpoint.drop_pages()
         if self._packed:
             self._packed.add(key, weight)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -291,7 +292,11 @@ def _bind_experts(p: Experts) -> Callable[..., None]:
 
 
 def _bind_linear(p: Linear) -> Callable[..., None]:
-    weight = _reference_weight(p.weight)
+    return linear_around(p, partial(_multiply, _reference_weight(p.weight)))
+
+
+def linear_around(p: Linear, multiply: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    """All of a linear operator but its matrix product, fp32 [n, in_features] -> [n, out_features]."""
 
     def linear(rows: Tensor, x: Tensor, out: Tensor, row_index: Tensor | None = None) -> None:
         n = _rows_of(rows)
@@ -302,7 +307,7 @@ def _bind_linear(p: Linear) -> Callable[..., None]:
             inputs = rms_norm(inputs, p.norm, p.eps)
         if p.act is not None:
             inputs = activate(inputs, p.act)
-        y = _multiply(weight, inputs)
+        y = multiply(inputs)
         if p.bias is not None:
             y = y + p.bias
         if p.softcap > 0:
