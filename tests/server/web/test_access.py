@@ -197,6 +197,40 @@ def test_screen_readers_hear_every_line_once(tabs: Opening, engine: SayingEngine
     )
 
 
+def test_a_reader_is_not_disturbed_by_the_end_of_an_answer(tab: Tab) -> None:
+    tab.page.route(
+        "**/v1/chat/completions",
+        answering([delta(reasoning="So."), delta(content="Yes.\n\n```\ncode\n```"), delta("stop")]),
+    )
+    tab.chat("Hi")
+    tab.page.click("summary")
+    tab.page.locator("pre").focus()
+    tab.page.evaluate("document.querySelector('#prompt').value = 'More'")
+    tab.page.evaluate("document.querySelector('#composer').requestSubmit()")
+    expect(tab.page.locator(".turn.assistant > .said")).to_have_count(2)
+    tab.wait()
+    expect(tab.page.locator("pre").first).to_be_focused()
+    expect(tab.page.locator("details").first).to_have_attribute("open", "")
+
+
+def test_the_focus_is_never_lost(tab: Tab) -> None:
+    tab.chat("Hi")
+    tab.turn(1, "Retry")
+    tab.wait()
+    expect(tab.page.locator("#messages")).to_be_focused()
+    tab.turn(1, "Earlier version")
+    expect(tab.page.locator(".turn").nth(1)).to_be_focused()
+    tab.turn(0, "Edit")
+    tab.page.keyboard.press("Escape")
+    expect(tab.page.locator(".turn").first.get_by_role("button", name="Copy")).to_be_focused()
+    tab.turn(0, "Edit")
+    tab.page.keyboard.press("Enter")
+    tab.wait()
+    expect(tab.page.locator("#messages")).to_be_focused()
+    tab.page.get_by_role("button", name="Delete Hi").click()
+    expect(tab.page.locator("#prompt")).to_be_focused()
+
+
 def test_stopping_is_told(tabs: Opening, engine: SayingEngine) -> None:
     engine.says, engine.pace = LONG, SLOW
     tab = tabs()

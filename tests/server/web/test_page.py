@@ -804,6 +804,7 @@ def test_a_real_model(demo: str, browser: Browser) -> None:
     with opened(browser, demo) as tab:
         tab.open()
         tab.page.click("#show-panel")
+        tab.page.get_by_label("System prompt").fill("You are a helpful assistant.")
         tab.page.get_by_label("Longest answer", exact=True).fill("20")
         tab.page.get_by_label("Temperature", exact=True).fill("0")
         answer = tab.chat("What is the capital of France?")

@@ -213,6 +213,8 @@ class Page {
     this.running.set(conversation.id, generation);
     this.announcer.begin();
     this.changed();
+    // What was clicked may be gone. (The message field would make phones show their keyboard.)
+    if (document.activeElement === document.body) byId("messages").focus();
     let failure = null;
     try {
       await generation.run(this.api, this.model?.id, this.progressOf(generation));

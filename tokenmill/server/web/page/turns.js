@@ -22,12 +22,18 @@ export class Turns {
     this.views = [];
   }
 
-  // Draws a conversation anew. running: the answer being made, or null.
+  // Draws a conversation. running: the answer being made, or null. What is there already stays, with what
+  // the reader has unfolded, selected or focused in it.
   show(conversation, running) {
     this.conversation = conversation;
     this.busy = running !== null;
-    this.views = branchOf(conversation).map((message) => new Turn(message, this, message === running));
-    this.root.replaceChildren(...this.views.map((view) => view.root));
+    const branch = branchOf(conversation);
+    let same = 0;
+    while (same < branch.length && this.views[same]?.message === branch[same]) same += 1;
+    this.views.splice(same).forEach((view) => view.root.remove());
+    for (const message of branch.slice(same)) this.views.push(new Turn(message, this));
+    this.root.append(...this.views.slice(same).map((view) => view.root));
+    for (const view of this.views) view.show(view.message === running);
   }
 
   // A message has grown.
@@ -41,10 +47,9 @@ export class Turns {
 }
 
 class Turn {
-  constructor(message, turns, running) {
+  constructor(message, turns) {
     this.message = message;
     this.turns = turns;
-    this.running = running;
     const own = message.role === "user";
     this.said = element("div", { class: "said" });
     this.foot = element("div", { class: "foot" });
@@ -55,9 +60,15 @@ class Turn {
     ]);
     if (!own) this.markdown = new MarkdownView(this.said);
     this.figures = element("span", { class: "figures" });
+  }
+
+  // running: whether this is the answer being made.
+  show(running) {
+    this.running = running;
+    this.closeEditor();
     this.update();
+    this.drawEnd();
     this.drawFoot();
-    if (!running && !own) this.drawEnd();
   }
 
   update() {
@@ -84,11 +95,18 @@ class Turn {
   }
 
   drawEnd() {
-    const text = ENDS[this.message.end];
-    if (text) this.said.after(element("p", { class: "end" }, [text]));
+    this.end?.remove();
+    const text = this.running ? undefined : ENDS[this.message.end];
+    if (text) this.said.after((this.end = element("p", { class: "end" }, [text])));
   }
 
   drawFoot() {
+    const focused = this.foot.contains(document.activeElement) ? document.activeElement.textContent : null;
+    this.fillFoot();
+    if (focused) [...this.foot.children].find((child) => child.textContent === focused)?.focus();
+  }
+
+  fillFoot() {
     if (this.running) {
       this.foot.replaceChildren(this.figures);
       return;
@@ -137,13 +155,13 @@ class Turn {
       (own ? turns.actions.resend : turns.actions.rewrite)(message, text);
     };
     const cancel = () => {
-      this.root.replaceChildren(...before);
+      this.closeEditor();
       this.foot.querySelector("button")?.focus();
     };
     const save = button(own ? "Send" : "Save", done, { class: "main" });
     const row = element("div", { class: "row" }, [save, button("Cancel", cancel)]);
-    const editor = element("div", { class: "editor" }, [field, row]);
-    editor.addEventListener("keydown", (event) => {
+    this.editor = element("div", { class: "editor" }, [field, row]);
+    this.editor.addEventListener("keydown", (event) => {
       if (event.isComposing) return;
       if (event.key === "Escape") cancel();
       else if (event.key === "Enter" && event.target === field && !event.shiftKey && own) done();
@@ -151,8 +169,13 @@ class Turn {
       event.preventDefault();
       event.stopPropagation();
     });
-    const before = [...this.root.childNodes];
-    this.root.replaceChildren(this.root.firstChild, editor);
+    this.root.classList.add("edited");
+    this.root.append(this.editor);
     field.focus();
+  }
+
+  closeEditor() {
+    this.root.classList.remove("edited");
+    this.editor?.remove();
   }
 }
