@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from tokenmill.config import CacheDType, LoadConfig
 from tokenmill.errors import CheckpointError
 from tokenmill.models.quantize import quantisable, quantise
+from tokenmill.models.rearranged import RearrangedCheckpoint, Source
 from tokenmill.ops.table import OpTable, Weight
 from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.tensor import RawTensor
@@ -28,6 +29,12 @@ COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_long|fa
 """Tensors that only repeat what the configuration says, or that rope reads where it needs them."""
 
 ROPE_FACTORS = "rope_freqs.weight"
+
+DOWN_NAMES = tuple(
+    f"{name}.weight"
+    for name in ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2", "mlp.fc_out")
+)
+"""Names of an MLP's last matrix, in all families."""
 
 MAX_NAMED = 4
 """Tensors that an error message names before it counts the rest."""
@@ -59,6 +66,20 @@ class WeightLoader:
     def renamed(self, rename: Callable[[str], str | None]) -> WeightLoader:
         """The same checkpoint under other names."""
         return WeightLoader(self._checkpoint, self._ops, self._load, rename)
+
+    def rearranged(
+        self, sources: Mapping[str, Source], unused: re.Pattern[str] | None = None
+    ) -> WeightLoader:
+        """The same checkpoint with tensors renamed, reordered, split or transposed.
+
+        unused: tensors that checkpoints hold though nobody needs them.
+        """
+        rearranged = RearrangedCheckpoint(self._checkpoint, sources, unused)
+        return WeightLoader(rearranged, self._ops, self._load)
+
+    def prefix(self, prefixes: Sequence[str], name: str) -> str:
+        """Which prefix of ``name`` the checkpoint uses; the first one if it lacks that tensor."""
+        return next((p for p in prefixes if self.has(p + name)), prefixes[0])
 
     def has(self, name: str) -> bool:
         """True if the checkpoint holds this tensor."""
@@ -171,7 +192,7 @@ def resolve_cache_dtype(choice: CacheDType | torch.dtype, checkpoint: Checkpoint
     if choice != "auto":
         return torch.int8 if choice == "int8" else DTYPES[choice][1]
     # One kind of matrix stands for all; others may cost a copy to look at (see Checkpoint.get).
-    down = [name for name in checkpoint.names() if name.endswith("down_proj.weight")]
+    down = [name for name in checkpoint.names() if name.endswith(DOWN_NAMES)]
     formats = {checkpoint.get(name).format for name in down}
     if formats == {"F32"}:
         return torch.float32

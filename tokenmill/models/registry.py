@@ -52,6 +52,28 @@ FAMILIES: tuple[Family, ...] = (
         "tests/models/test_gemma.py",
     ),
     Family("Phi-3, Phi-4", "phi3", ("Phi3ForCausalLM",), ("phi3",), "tests/models/test_phi3.py"),
+    Family(
+        "OLMo 2, OLMo 3",
+        "olmo2",
+        ("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+        (),
+        "tests/models/test_dense.py",
+    ),
+    Family("SmolLM3", "smollm3", ("SmolLM3ForCausalLM",), (), "tests/models/test_dense.py"),
+    Family("Granite (dense)", "granite", ("GraniteForCausalLM",), (), "tests/models/test_dense.py"),
+    Family(
+        "Command A, Command R7B", "cohere2", ("Cohere2ForCausalLM",), (), "tests/models/test_dense.py"
+    ),
+    Family("GLM-4 (0414)", "glm4", ("Glm4ForCausalLM",), (), "tests/models/test_dense.py"),
+    Family("StableLM", "stablelm", ("StableLmForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("StarCoder2", "starcoder2", ("Starcoder2ForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), (), "tests/models/test_layer_norm.py"),
+    Family("GPT-NeoX, Pythia", "gpt_neox", ("GPTNeoXForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("GPT-J", "gptj", ("GPTJForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("OPT", "opt", ("OPTForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("Falcon", "falcon", ("FalconForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("Bloom", "bloom", ("BloomForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("Phi-1, Phi-2", "phi", ("PhiForCausalLM",), (), "tests/models/test_layer_norm.py"),
 )
 
 
