@@ -48,6 +48,9 @@ BLOOM: dict[str, Any] = TOKENS | {
     "n_layer": 3,
     "attn_implementation": "eager",
 }
+SDPA = {"attn_implementation": "sdpa"}
+"""For Falcon with ALiBi: the eager code of transformers adds the biases twice."""
+
 FALCON: dict[str, Any] = TOKENS | {
     "vocab_size": 131,
     "hidden_size": 64,
@@ -57,11 +60,10 @@ FALCON: dict[str, Any] = TOKENS | {
     "attn_implementation": "eager",
 }
 
-VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "stablelm": ("StableLm", "ForCausalLM", SMALL | {"hidden_size": 96}),
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "stablelm": ("StableLmForCausalLM", SMALL | {"hidden_size": 96}),
     "stablelm, parallel, biases, half rotated": (
-        "StableLm",
-        "ForCausalLM",
+        "StableLmForCausalLM",
         SMALL
         | {
             "hidden_size": 48,
@@ -74,61 +76,53 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
-    "starcoder2": ("Starcoder2", "ForCausalLM", SMALL),
+    "starcoder2": ("Starcoder2ForCausalLM", SMALL),
     "starcoder2, untied, no biases, a window": (
-        "Starcoder2",
-        "ForCausalLM",
+        "Starcoder2ForCausalLM",
         SMALL | {"use_bias": False, "sliding_window": 11, "tie_word_embeddings": False},
     ),
-    "gpt2": ("GPT2", "LMHeadModel", GPT),
+    "gpt2": ("GPT2LMHeadModel", GPT),
     "gpt2, untied, relu, narrow": (
-        "GPT2",
-        "LMHeadModel",
+        "GPT2LMHeadModel",
         GPT | {"n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False},
     ),
-    "gpt-neox": ("GPTNeoX", "ForCausalLM", SMALL | {"hidden_size": 96}),
+    "gpt-neox": ("GPTNeoXForCausalLM", SMALL | HEADS | {"hidden_size": 96}),
     "gpt-neox, one after the other, no biases": (
-        "GPTNeoX",
-        "ForCausalLM",
-        SMALL | {"hidden_size": 48, "use_parallel_residual": False, "attention_bias": False},
+        "GPTNeoXForCausalLM",
+        SMALL | HEADS | {"hidden_size": 48, "use_parallel_residual": False, "attention_bias": False},
     ),
-    "gptj": ("GPTJ", "ForCausalLM", GPT | {"rotary_dim": 8}),
-    "opt": ("OPT", "ForCausalLM", SMALL | {"ffn_dim": 70}),
+    "gptj": ("GPTJForCausalLM", GPT | {"rotary_dim": 8}),
+    "opt": ("OPTForCausalLM", SMALL | HEADS | {"ffn_dim": 70}),
     "opt, no biases, untied": (
-        "OPT",
-        "ForCausalLM",
-        SMALL | {"ffn_dim": 70, "enable_bias": False, "tie_word_embeddings": False},
+        "OPTForCausalLM",
+        SMALL | HEADS | {"ffn_dim": 70, "enable_bias": False, "tie_word_embeddings": False},
     ),
-    "falcon, one key for all": ("Falcon", "ForCausalLM", FALCON),
+    "falcon, one key for all": ("FalconForCausalLM", FALCON),
     "falcon, grouped": (
-        "Falcon",
-        "ForCausalLM",
+        "FalconForCausalLM",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
     ),
     "falcon, grouped, one norm": (
-        "Falcon",
-        "ForCausalLM",
-        FALCON
-        | {"new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1},
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1},
     ),
     "falcon, alibi, one after the other": (
-        "Falcon",
-        "ForCausalLM",
-        FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+        "FalconForCausalLM",
+        FALCON | SDPA | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     ),
-    "falcon, alibi, parallel": ("Falcon", "ForCausalLM", FALCON | {"alibi": True}),
-    "bloom": ("Bloom", "ForCausalLM", BLOOM | {"n_head": 4}),
-    "bloom, heads that are no power of two": ("Bloom", "ForCausalLM", BLOOM | {"n_head": 6}),
-    "phi": ("Phi", "ForCausalLM", SMALL | {"hidden_size": 72}),
-    "phi, one key for each query": ("Phi", "ForCausalLM", SMALL | HEADS | {"hidden_size": 48}),
+    "falcon, alibi, parallel": ("FalconForCausalLM", FALCON | SDPA | {"alibi": True}),
+    "bloom": ("BloomForCausalLM", BLOOM | {"n_head": 4}),
+    "bloom, heads that are no power of two": ("BloomForCausalLM", BLOOM | {"n_head": 6}),
+    "phi": ("PhiForCausalLM", SMALL | {"hidden_size": 72}),
+    "phi, one key for each query": ("PhiForCausalLM", SMALL | HEADS | {"hidden_size": 48}),
 }
 
 
 def tiny(variant: str) -> Any:
     """A model of transformers, large enough in every part to matter to its logits."""
-    name, suffix, values = VARIANTS[variant]
-    config = getattr(transformers, f"{name}Config")(**values)
-    hf = getattr(transformers, f"{name}{suffix}")(config)
+    name, values = VARIANTS[variant]
+    family = getattr(transformers, name)
+    hf = family(family.config_class(**values))
     generator = torch.Generator().manual_seed(0)
     norms = {id(p) for m in hf.modules() if isinstance(m, torch.nn.LayerNorm) for p in m.parameters()}
     with torch.no_grad():

@@ -33,8 +33,8 @@ class MLPWeights:
 class MLP:
     """``hidden += scale * post_norm(down(act(gate(x)) * up(x)))`` with ``x = norm(hidden)``.
 
-    Of a plain layer, ``hidden += scale * post_norm(down(act(up(x))))``. layer_norm: the norm before it is
-    a LayerNorm, not an RMSNorm. scale: multiplies the branch (Granite); there is no post_norm beside it.
+    Of a plain layer, ``hidden += scale * post_norm(down(act(up(x))))``. layer_norm: the norm before it
+    is a LayerNorm, not an RMSNorm. scale: multiplies the branch (Granite), which has no post_norm then.
     """
 
     def __init__(

@@ -290,8 +290,8 @@ class Decoder:
     ropes: the rotary embeddings that layers name. final_norm: fp32 [hidden_size].
     max_position: longest text that the model can read. embed_scale: multiplies embeddings (Gemma).
     logit_softcap: 0 is none. logit_scale: multiplies logits. final_norm_bias, logit_bias: of LayerNorm
-    models. extras: of the embedding. A window that no served text outgrows is dropped: such a layer remembers
-    everything anyway, and equal layers share one group of the cache.
+    models. extras: of the embedding. A window that no served text outgrows is dropped: such a layer
+    remembers everything anyway, and equal layers share one group of the cache.
     """
 
     def __init__(

@@ -74,9 +74,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     bias = read.flag("bias", False)
     alibi = read.flag("alibi", False)
     layout = Layout(
-        rope=None
-        if alibi
-        else read_rope(read, head_dim=dims.head_dim, max_position=dims.max_position),
+        rope=None if alibi else read_rope(read, head_dim=dims.head_dim, max_position=dims.max_position),
         # Trained with slopes of bf16, added before scores are divided by the root of the head's width.
         slopes=alibi_slopes(heads).bfloat16().float() * dims.head_dim**-0.5 if alibi else None,
         parallel=parallel,

@@ -60,7 +60,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     """The model of a GPT-2 checkpoint; errors as ``build_model`` says."""
     dims = read_dims(ConfigReader(config, aliases=ALIASES))
     prefix = context.weights.prefix(PREFIXES, "wte.weight")
-    parts = torch.arange(3 * dims.hidden_size).split(dims.hidden_size)
+    parts = torch.split(torch.arange(3 * dims.hidden_size), dims.hidden_size)
     sources = top_sources(f"{prefix}wte", f"{prefix}ln_f")
     sources[POSITIONS] = Source(f"{prefix}wpe.weight")
     sources |= layer_sources(
@@ -79,6 +79,4 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
         },
     )
     weights = context.weights.rearranged(sources, unused=MASKS)
-    return build_layer_norm_decoder(
-        context.with_weights(weights), dims, Layout(learned_positions=True)
-    )
+    return build_layer_norm_decoder(context.with_weights(weights), dims, Layout(learned_positions=True))

@@ -50,9 +50,9 @@ class Layout:
     """How a family differs from the others.
 
     rope: None for families that know positions in another way. slopes: ALiBi, fp32 [num_heads].
-    learned_positions: the table has max_position rows. parallel: attention and MLP read the same stream.
-    mlp_norm: name of the norm before the MLP, which may be that before attention. gated: the MLP has a
-    gate. window: tokens that each token sees; 0 for all.
+    learned_positions: the table has max_position rows. parallel: attention and MLP read the same
+    stream. mlp_norm: name of the norm before the MLP, which may be that before attention. gated: the
+    MLP has a gate. window: tokens that each token sees; 0 for all.
     """
 
     rope: RopeSpec | None = None

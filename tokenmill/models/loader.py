@@ -31,8 +31,7 @@ COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_long|fa
 ROPE_FACTORS = "rope_freqs.weight"
 
 DOWN_NAMES = tuple(
-    f"{name}.weight"
-    for name in ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2", "mlp.fc_out")
+    f"{name}.weight" for name in ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2", "mlp.fc_out")
 )
 """Names of an MLP's last matrix, in all families."""
 

@@ -71,9 +71,7 @@ class Olmo2Config:
         bias = self.attention_bias
         return (
             norm_shapes(self.dims, POST_ATTENTION_NORM, POST_MLP_NORM)
-            | attention_shapes(
-                self.dims, qkv_bias=bias, out_bias=bias, qk_norm=True, whole_norm=True
-            )
+            | attention_shapes(self.dims, qkv_bias=bias, out_bias=bias, qk_norm=True, whole_norm=True)
             | mlp_shapes(self.dims)
         )
 
@@ -102,9 +100,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
         prefix = layer_prefix(index)
         window = c.windows[index]
         return LayerPlan(
-            shape=c.dims.attention_shape(
-                c.sliding_rope if window else c.full_rope, window=window
-            ),
+            shape=c.dims.attention_shape(c.sliding_rope if window else c.full_rope, window=window),
             attention=load_attention(
                 weights,
                 prefix,

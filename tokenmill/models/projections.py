@@ -131,7 +131,7 @@ def interleaved_sources(
 def gate_up_sources(d: DecoderDims) -> dict[str, Source]:
     """gate and up, for a checkpoint that keeps them in one tensor, gate first."""
     size = d.intermediate_size
-    rows = dict(zip(GATE_UP, torch.arange(2 * size).split(size), strict=True))
+    rows = dict(zip(GATE_UP, torch.split(torch.arange(2 * size), size), strict=True))
     return {
         f"{layer_prefix(index)}{name}.weight": Source(
             f"{layer_prefix(index)}mlp.gate_up_proj.weight", part

@@ -1,7 +1,7 @@
 """Checkpoints that lay their tensors out in another way, seen as the layout that the layers want.
 
-Old families fuse q, k and v head by head, store matrices transposed (GPT-2), or expect rotary pairs to be
-neighbours. All of that is an order of rows, so it is settled while loading and costs nothing later.
+Old families fuse q, k and v head by head, store matrices transposed (GPT-2), or expect rotary pairs to
+be neighbours. All of that is an order of rows, so it is settled while loading and costs nothing later.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tokenmill.weights.tensor import RawTensor
 class Source:
     """Where a tensor comes from.
 
-    name: in the checkpoint. rows: int64, which rows (of a vector: elements) to take, in which order; None
-    is all. transposed: the checkpoint holds [in, out].
+    name: in the checkpoint. rows: int64, which rows (of a vector: elements) to take, in which order;
+    None is all. transposed: the checkpoint holds [in, out].
     """
 
     name: str
@@ -121,4 +121,4 @@ def fused_rows(groups: int, parts: tuple[int, ...], head_dim: int) -> tuple[torc
     """
     rows = torch.arange(groups * sum(parts) * head_dim).view(groups, sum(parts) * head_dim)
     widths = [part * head_dim for part in parts]
-    return tuple(piece.reshape(-1) for piece in rows.split(widths, dim=1))
+    return tuple(piece.reshape(-1) for piece in torch.split(rows, widths, dim=1))

@@ -66,9 +66,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("GLM-4 (0414)", "glm4", ("Glm4ForCausalLM",), (), "tests/models/test_dense.py"),
     Family("StableLM", "stablelm", ("StableLmForCausalLM",), (), "tests/models/test_layer_norm.py"),
-    Family("StarCoder2", "starcoder2", ("Starcoder2ForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family(
+        "StarCoder2", "starcoder2", ("Starcoder2ForCausalLM",), (), "tests/models/test_layer_norm.py"
+    ),
     Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), (), "tests/models/test_layer_norm.py"),
-    Family("GPT-NeoX, Pythia", "gpt_neox", ("GPTNeoXForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family(
+        "GPT-NeoX, Pythia", "gpt_neox", ("GPTNeoXForCausalLM",), (), "tests/models/test_layer_norm.py"
+    ),
     Family("GPT-J", "gptj", ("GPTJForCausalLM",), (), "tests/models/test_layer_norm.py"),
     Family("OPT", "opt", ("OPTForCausalLM",), (), "tests/models/test_layer_norm.py"),
     Family("Falcon", "falcon", ("FalconForCausalLM",), (), "tests/models/test_layer_norm.py"),

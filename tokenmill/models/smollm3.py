@@ -36,7 +36,7 @@ MLP_NORM = "post_attention_layernorm"
 
 @dataclass(frozen=True)
 class SmolLM3Config:
-    """rotates: for each layer, whether it knows positions. windows: for each, how many tokens a token sees."""
+    """rotates: for each layer, whether it knows positions. windows: how many tokens a token sees."""
 
     dims: DecoderDims
     rope: RopeSpec
@@ -90,9 +90,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     def layer(index: int) -> LayerPlan:
         prefix = layer_prefix(index)
         return LayerPlan(
-            shape=c.dims.attention_shape(
-                c.rope if c.rotates[index] else None, window=c.windows[index]
-            ),
+            shape=c.dims.attention_shape(c.rope if c.rotates[index] else None, window=c.windows[index]),
             attention=load_attention(
                 weights,
                 prefix,

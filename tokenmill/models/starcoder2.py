@@ -21,9 +21,7 @@ ALIASES = {"rms_norm_eps": "norm_epsilon"}
 def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     """The model of a StarCoder2 checkpoint; errors as ``build_model`` says."""
     read = ConfigReader(config, aliases=ALIASES)
-    dims = DecoderDims.read(
-        read, default_act="gelu_pytorch_tanh", default_eps=1e-5, default_tied=True
-    )
+    dims = DecoderDims.read(read, default_act="gelu_pytorch_tanh", default_eps=1e-5, default_tied=True)
     bias = read.flag("use_bias", True)
     layout = Layout(
         rope=read_rope(read, head_dim=dims.head_dim, max_position=dims.max_position),

@@ -216,8 +216,8 @@ class NativeProvider:
 
         def norm(rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
             call(
-                rows.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr(), width, eps, accumulate,
-                _address(bias), centre,
+                rows.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr(), width, eps,
+                accumulate, _address(bias), centre,
             )  # fmt: skip
 
         return norm

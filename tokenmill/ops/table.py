@@ -158,10 +158,11 @@ class RopeStore:
 
     qkv: [capacity, (num_heads + 2 * num_kv_heads) * head_dim]; queries are rotated in place (keys may
     be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
-    rest passes through (all of it where rotary_dim is 0; rope is not read then). Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
-    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation; whole_norm: one RMSNorm over
-    all heads instead, fp32 [num_heads * head_dim] and [num_kv_heads * head_dim] (OLMo 2). A cache of int8 keeps
-    each head of each token with its own scale: max|x| / 127, and q = round-half-even(x * (1 / scale)).
+    rest passes through (all of it where rotary_dim is 0; rope is not read then). Pairs are
+    (i, i + rotary_dim / 2) (the Hugging Face convention). q_norm, k_norm: fp32 [head_dim], RMSNorm per
+    head before the rotation; whole_norm: one RMSNorm over all heads instead, fp32
+    [num_heads * head_dim] and [num_kv_heads * head_dim] (OLMo 2). A cache of int8 keeps each head of
+    each token with its own scale: max|x| / 127, and q = round-half-even(x * (1 / scale)).
     """
 
     op: ClassVar[str] = "rope_store"
