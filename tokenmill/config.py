@@ -151,6 +151,7 @@ class ServerConfig:
         as well. enable_sleep: serve /sleep and /wake_up. otlp_endpoint: where traces go, if anywhere.
     max_requests: served at once, those included whose clients are slow to take their answers.
     max_stored_bytes: of responses that are kept for later requests; 0 keeps none.
+    web: serve the built-in page at /.
     ssl_certfile, ssl_keyfile: PEM files; both, or none for plain HTTP.
     """
 
@@ -175,6 +176,7 @@ class ServerConfig:
     otlp_endpoint: str | None = None
     max_requests: int = 1000
     max_stored_bytes: int = 128 << 20
+    web: bool = True
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 

@@ -131,7 +131,7 @@ def test_an_asked_for_length_is_not_lowered() -> None:
 
 def test_an_explicit_size_wins() -> None:
     assert plan(GIB, memory=GIB).pool_bytes == GIB
-    with pytest.raises(ConfigError, match="has only 1.0 GiB left"):
+    with pytest.raises(ConfigError, match=r"has only 1\.0 GiB left"):
         plan(GIB, memory=GIB + 1)
     with pytest.raises(ConfigError, match="as asked for"):
         plan(GIB, memory=1000)

@@ -44,7 +44,7 @@ def test_options_reach_the_settings(tmp_path: Path) -> None:
             "3",
         ),
         *("--step-timeout", "4", "--metrics-prefix", "vllm", "--access-log", "--log-prompts"),
-        *("--enable-sleep", "--otlp-endpoint", "http://collector:4318"),
+        *("--enable-sleep", "--no-web", "--otlp-endpoint", "http://collector:4318"),
         environment={"TOKENMILL_API_KEY": "c"},
     )
     assert found == ServerConfig(
@@ -68,6 +68,7 @@ def test_options_reach_the_settings(tmp_path: Path) -> None:
         access_log=True,
         log_prompts=True,
         enable_sleep=True,
+        web=False,
         otlp_endpoint="http://collector:4318",
     )
 

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from tests.server.fake_engine import FakeEngine
+from tokenmill.config import ServerConfig
 from tokenmill.server.app import create_app
 from tokenmill.server.protocol import ServingEngine
 
@@ -87,11 +88,11 @@ def client(engine: FakeEngine) -> Client:
 
 
 @contextmanager
-def running(engine: ServingEngine) -> Iterator[str]:
+def running(engine: ServingEngine, config: ServerConfig | None = None) -> Iterator[str]:
     """A real server on a free port of this machine; its address. The model is called "fake"."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    app = create_app(engine, model_names=("fake",))
+    app = create_app(engine, model_names=("fake",), config=config)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -92,8 +92,8 @@ class Vectored:
 class FakeEngine:
     """Answers with the prompt's letters, over and over, until max_tokens.
 
-    "!" in a prompt: refused. "?" in a prompt: the engine dies after three tokens. pace: seconds between
-    tokens. 26 stands for the end of an answer that has no limit.
+    "!" in a prompt: refused. "?" in a prompt: the engine dies after three tokens. obeys_marks:
+    whether it heeds either. pace: seconds between tokens. 26 stands for the end of an answer that has no limit.
     """
 
     pace: float = 0.0
@@ -105,6 +105,7 @@ class FakeEngine:
     memory_given_back: int = 0
     max_model_len: int = 1000
     has_template: bool = True
+    obeys_marks: bool = True
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     asked: list[Asked] = field(default_factory=list)
     vectored: list[Vectored] = field(default_factory=list)
@@ -148,7 +149,7 @@ class FakeEngine:
         if len(ids) > self.max_model_len:
             raise RequestError(f"the prompt is longer than {self.max_model_len} tokens")
         letters = self.tokenizer.decode(ids)
-        if "!" in letters:
+        if self.obeys_marks and "!" in letters:
             raise RequestError("temperature of this prompt is too high")
         if not ids:
             raise RequestError("the prompt is empty")
@@ -157,7 +158,7 @@ class FakeEngine:
         try:
             for step in range(length):
                 await asyncio.sleep(self.pace)
-                if self.is_dead or ("?" in letters and step == 3):
+                if self.is_dead or (self.obeys_marks and "?" in letters and step == 3):
                     raise EngineDeadError("the engine stopped")
                 for tokens in whole:
                     tokens.append(ids[step % len(ids)])
@@ -191,7 +192,7 @@ class FakeEngine:
             raise RequestError("the prompt has a token id that is not in the vocabulary")
         if len(ids) > self.max_model_len:
             raise RequestError(f"the prompt is longer than {self.max_model_len} tokens")
-        if ord("!") in ids:
+        if self.obeys_marks and ord("!") in ids:
             raise RequestError("temperature of this prompt is too high")
         if (params.dimensions or 0) > 4:
             raise RequestError(f"dimensions is {params.dimensions}, but vectors have 4 numbers")

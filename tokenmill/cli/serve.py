@@ -153,6 +153,8 @@ def summary(engine: AsyncEngine, names: tuple[str, ...], server: ServerConfig, u
     locked = bool(server.api_keys or server.api_key_file)
     rows.append(("access", "with an API key" if locked else "without an API key"))
     rows.append(("address", f"{url}/v1 (Ctrl-C stops)"))
+    if server.web:
+        rows.append(("web page", url))
     key = " -H 'Authorization: Bearer '$TOKENMILL_API_KEY" if locked else ""
     body = json.dumps({"model": names[0], "messages": [{"role": "user", "content": "Hello"}]})
     quoted = shlex.quote(body)

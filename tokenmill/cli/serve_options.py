@@ -178,6 +178,9 @@ def _operation(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--enable-sleep", action="store_true", help="serve /sleep, /wake_up and /is_sleeping"
     )
+    group.add_argument(
+        "--no-web", dest="web", action="store_false", help="don't serve the web page at /"
+    )
 
 
 def room(text: str) -> int:
@@ -228,6 +231,7 @@ def server_config(
             access_log=args.access_log,
             log_prompts=args.log_prompts,
             enable_sleep=args.enable_sleep,
+            web=args.web,
             otlp_endpoint=args.otlp_endpoint,
             ssl_certfile=args.ssl_certfile,
             ssl_keyfile=args.ssl_keyfile,

@@ -213,6 +213,7 @@ def text_streams(tokenizer: Tokenizer) -> MakeTextStream:
             IncrementalDetokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                shown_token_ids=params.shown_token_ids or (),
                 prompt_token_ids=prompt,
             ),
             StopStringChecker(

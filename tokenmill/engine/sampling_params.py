@@ -76,7 +76,8 @@ class SamplingParams:
     bad_words: texts that are never completed. logprobs: how many alternatives at each position
     (0: only the chosen one). prompt_logprobs: the same for the prompt. max_tokens: None is as long as
     the model can. min_tokens: until then nothing ends the answer. detokenize: whether outputs have
-    text. spaces_between_special_tokens: accepted, but no supported tokenizer writes any.
+    text. shown_token_ids: special tokens that it has although skip_special_tokens is set.
+    spaces_between_special_tokens: accepted, but no supported tokenizer writes any.
     structured_outputs: the form that the answer must have (JSON Schema, regular expression, choices,
     grammar). output_kind: what streams hold.
     """
@@ -101,6 +102,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_token_ids: Sequence[int] | None = ()
     spaces_between_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
@@ -110,7 +112,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
             self._set_texts(name)
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "shown_token_ids"):
             self._set_ids(name)
         self._set_logit_bias()
         if self.structured_outputs is not None:

@@ -6,7 +6,7 @@ hands its layers to ``Decoder``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,8 +16,14 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.engine.step import Cache, LayerCache, StepBuffers
 from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
+<<<<<<< HEAD
 from tokenmill.layers.embedding import Embedding, EmbeddingExtras, LMHead
 from tokenmill.layers.mlp import MLP, MLPWeights
+=======
+from tokenmill.layers.embedding import Embedding, LMHead
+from tokenmill.layers.mlp import GatedMLP, MLPWeights
+from tokenmill.layers.moe import MoEWeights, SparseMLP
+>>>>>>> main
 from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
@@ -187,18 +193,27 @@ def layer_prefix(index: int) -> str:
     return f"model.layers.{index}."
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
+
+
 def check_weights(
+<<<<<<< HEAD
     weights: WeightLoader,
     dims: DecoderDims,
     layer_shapes: Mapping[str, tuple[int, ...]],
     other_shapes: Mapping[str, tuple[int, ...]] | None = None,
+=======
+    weights: WeightLoader, dims: DecoderDims, layer_shapes: Shapes | Callable[[int], Shapes]
+>>>>>>> main
 ) -> None:
-    """Check all tensors of a model whose layers each hold ``layer_shapes``."""
+    """Check all tensors of a model whose layers each hold ``layer_shapes``, or what it says of each."""
     matrix = (dims.vocab_size, dims.hidden_size)
     required: dict[str, tuple[int, ...]] = {EMBEDDING: matrix, FINAL_NORM: (dims.hidden_size,)}
     required |= other_shapes or {}
     for index in range(dims.num_layers):
-        required |= {layer_prefix(index) + name: shape for name, shape in layer_shapes.items()}
+        shapes = layer_shapes(index) if callable(layer_shapes) else layer_shapes
+        required |= {layer_prefix(index) + name: shape for name, shape in shapes.items()}
     if dims.tied:
         weights.check(required, {LM_HEAD: matrix})
     else:
@@ -214,8 +229,13 @@ class LayerPlan:
 
     shape: AttentionShape
     attention: AttentionWeights
+<<<<<<< HEAD
     mlp: MLPWeights
     rope: str | None = "all"
+=======
+    mlp: MLPWeights | MoEWeights
+    rope: str = "all"
+>>>>>>> main
 
     def without_idle_window(self, model_len: int) -> LayerPlan:
         """The same layer, with full attention if its window covers every text of ``model_len``."""
@@ -259,6 +279,7 @@ class DecoderLayer:
             layer_norm=style.layer_norm,
             scale=style.branch_scale,
         )
+<<<<<<< HEAD
         self._mlp = MLP(
             context.ops,
             plan.mlp,
@@ -270,6 +291,14 @@ class DecoderLayer:
         )
         self._rope = rope
         self._parallel = style.parallel
+=======
+        self._mlp: GatedMLP | SparseMLP
+        if isinstance(plan.mlp, MoEWeights):
+            self._mlp = SparseMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
+        else:
+            self._mlp = GatedMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
+        self._rope = rotary.out
+>>>>>>> main
         self.cache_spec = plan.shape.cache_spec(context.cache_dtype)
 
     def forward(self, hidden: torch.Tensor, step: StepBuffers, cache: LayerCache) -> None:

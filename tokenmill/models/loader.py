@@ -28,12 +28,10 @@ DTYPES = {
 COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_long|factors_short)\.weight$")
 """Tensors that only repeat what the configuration says, or that rope reads where it needs them."""
 
-ROPE_FACTORS = "rope_freqs.weight"
+LAST_PROJECTION = re.compile(r"(^|\.)(down_proj|w2|o_proj|out_proj|c_proj|fc2|dense)\.weight$")
+"""Matrices of which every family's layers have one kind or another."""
 
-DOWN_NAMES = tuple(
-    f"{name}.weight" for name in ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2", "mlp.fc_out")
-)
-"""Names of an MLP's last matrix, in all families."""
+ROPE_FACTORS = "rope_freqs.weight"
 
 MAX_NAMED = 4
 """Tensors that an error message names before it counts the rest."""
@@ -191,7 +189,7 @@ def resolve_cache_dtype(choice: CacheDType | torch.dtype, checkpoint: Checkpoint
     if choice != "auto":
         return torch.int8 if choice == "int8" else DTYPES[choice][1]
     # One kind of matrix stands for all; others may cost a copy to look at (see Checkpoint.get).
-    down = [name for name in checkpoint.names() if name.endswith(DOWN_NAMES)]
+    down = [name for name in checkpoint.names() if LAST_PROJECTION.search(name)]
     formats = {checkpoint.get(name).format for name in down}
     if formats == {"F32"}:
         return torch.float32

@@ -43,6 +43,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("Qwen2, Qwen2.5", "qwen2", ("Qwen2ForCausalLM",), ("qwen2",), "tests/models/test_qwen.py"),
     Family("Qwen3 (dense)", "qwen3", ("Qwen3ForCausalLM",), ("qwen3",), "tests/models/test_qwen.py"),
+    Family("Mixtral", "mixtral", ("MixtralForCausalLM",), (), "tests/models/test_moe.py"),
+    Family(
+        "Qwen2-MoE, Qwen3-MoE",
+        "qwen_moe",
+        ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
+        (),
+        "tests/models/test_moe.py",
+    ),
     Family("Gemma 2", "gemma2", ("Gemma2ForCausalLM",), ("gemma2",), "tests/models/test_gemma.py"),
     Family(
         "Gemma 3 (text)",

@@ -55,6 +55,7 @@ from tokenmill.server.security import Guard
 from tokenmill.server.served_engine import ServedEngine
 from tokenmill.server.tokens import TokenEndpoints
 from tokenmill.server.tracing import Tracing, exporting_to
+from tokenmill.server.web.pages import web_routes
 
 log = logging.getLogger("tokenmill.server")
 
@@ -127,6 +128,8 @@ def create_app(
             Route("/wake_up", answering(operations.wake_up), methods=["POST"]),
             Route("/is_sleeping", answering(operations.is_sleeping)),
         ]
+    if config.web:
+        routes += web_routes()
     routes.append(document_route(routes))
     return Starlette(
         routes=routes,

@@ -41,6 +41,7 @@ class IncrementalDetokenizer:
 
     skip_special_tokens: leave BOS, EOS and other marks out. No supported tokenizer writes spaces around
     them, so there is nothing to choose about spaces between them.
+    shown_token_ids: marks that are shown all the same.
     prompt_token_ids: what the tokens continue. Then the space of a first word is kept, and a character
     that began in the prompt is completed.
     """
@@ -50,10 +51,13 @@ class IncrementalDetokenizer:
         tokenizer: TokenBytes,
         *,
         skip_special_tokens: bool = True,
+        shown_token_ids: Collection[int] = (),
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped: Collection[int] = tokenizer.special_ids if skip_special_tokens else ()
+        if shown_token_ids:
+            self._skipped = frozenset(self._skipped).difference(shown_token_ids)
         self._utf8 = _new_utf8_decoder("replace")
         self._spaces_to_strip = tokenizer.decoding.strip_spaces
         self._at_start = True

@@ -82,14 +82,24 @@ class Answer:
         """As OpenAPI's Response Object."""
         content: dict[str, Any] = {self.media_type: {"schema": self.schema}}
         if self.event is not None:
-            content["text/event-stream"] = {
-                "schema": {
-                    **TEXT,
-                    "description": "Lines 'data: {JSON of x-event}', at last 'data: [DONE]'.",
-                    "x-event": self.event,
-                }
-            }
+            content["text/event-stream"] = {"schema": _event(self.event)}
         return {"description": self.description, "content": content}
+
+
+def _event(data: Schema) -> Schema:
+    """One event of a stream."""
+    return {
+        "type": "object",
+        "description": "One event; data is JSON, or [DONE] at the end of OpenAI's streams.",
+        "properties": {
+            "event": TEXT,
+            "data": {
+                "if": {"const": "[DONE]"},
+                "else": {**TEXT, "contentMediaType": "application/json", "contentSchema": data},
+            },
+        },
+        "required": ["data"],
+    }
 
 
 @dataclass(frozen=True)

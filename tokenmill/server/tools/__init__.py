@@ -1,0 +1,1 @@
+"""Calls of tools, as families of models write them: read from answers, and enforced by grammars."""
