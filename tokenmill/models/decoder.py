@@ -16,14 +16,9 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.engine.step import Cache, LayerCache, StepBuffers
 from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
-<<<<<<< HEAD
 from tokenmill.layers.embedding import Embedding, EmbeddingExtras, LMHead
 from tokenmill.layers.mlp import MLP, MLPWeights
-=======
-from tokenmill.layers.embedding import Embedding, LMHead
-from tokenmill.layers.mlp import GatedMLP, MLPWeights
 from tokenmill.layers.moe import MoEWeights, SparseMLP
->>>>>>> main
 from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
@@ -198,14 +193,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_weights(
-<<<<<<< HEAD
     weights: WeightLoader,
     dims: DecoderDims,
-    layer_shapes: Mapping[str, tuple[int, ...]],
-    other_shapes: Mapping[str, tuple[int, ...]] | None = None,
-=======
-    weights: WeightLoader, dims: DecoderDims, layer_shapes: Shapes | Callable[[int], Shapes]
->>>>>>> main
+    layer_shapes: Shapes | Callable[[int], Shapes],
+    other_shapes: Shapes | None = None,
 ) -> None:
     """Check all tensors of a model whose layers each hold ``layer_shapes``, or what it says of each."""
     matrix = (dims.vocab_size, dims.hidden_size)
@@ -229,13 +220,8 @@ class LayerPlan:
 
     shape: AttentionShape
     attention: AttentionWeights
-<<<<<<< HEAD
-    mlp: MLPWeights
-    rope: str | None = "all"
-=======
     mlp: MLPWeights | MoEWeights
-    rope: str = "all"
->>>>>>> main
+    rope: str | None = "all"
 
     def without_idle_window(self, model_len: int) -> LayerPlan:
         """The same layer, with full attention if its window covers every text of ``model_len``."""
@@ -279,26 +265,21 @@ class DecoderLayer:
             layer_norm=style.layer_norm,
             scale=style.branch_scale,
         )
-<<<<<<< HEAD
-        self._mlp = MLP(
-            context.ops,
-            plan.mlp,
-            scratch,
-            act=dims.act,
-            eps=dims.eps,
-            layer_norm=style.layer_norm,
-            scale=style.branch_scale,
-        )
-        self._rope = rope
-        self._parallel = style.parallel
-=======
-        self._mlp: GatedMLP | SparseMLP
+        self._mlp: MLP | SparseMLP
         if isinstance(plan.mlp, MoEWeights):
             self._mlp = SparseMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
         else:
-            self._mlp = GatedMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
-        self._rope = rotary.out
->>>>>>> main
+            self._mlp = MLP(
+                context.ops,
+                plan.mlp,
+                scratch,
+                act=dims.act,
+                eps=dims.eps,
+                layer_norm=style.layer_norm,
+                scale=style.branch_scale,
+            )
+        self._rope = rope
+        self._parallel = style.parallel
         self.cache_spec = plan.shape.cache_spec(context.cache_dtype)
 
     def forward(self, hidden: torch.Tensor, step: StepBuffers, cache: LayerCache) -> None:
