@@ -64,11 +64,17 @@ FAMILIES: tuple[Family, ...] = (
         "OLMo 2, OLMo 3",
         "olmo2",
         ("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
-        (),
+        ("olmo2",),
         "tests/models/test_dense.py",
     ),
-    Family("SmolLM3", "smollm3", ("SmolLM3ForCausalLM",), (), "tests/models/test_dense.py"),
-    Family("Granite (dense)", "granite", ("GraniteForCausalLM",), (), "tests/models/test_dense.py"),
+    Family("SmolLM3", "smollm3", ("SmolLM3ForCausalLM",), ("smollm3",), "tests/models/test_dense.py"),
+    Family(
+        "Granite (dense)",
+        "granite",
+        ("GraniteForCausalLM",),
+        ("granite",),
+        "tests/models/test_dense.py",
+    ),
     Family(
         "Command A, Command R7B", "cohere2", ("Cohere2ForCausalLM",), (), "tests/models/test_dense.py"
     ),

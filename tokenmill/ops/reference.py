@@ -417,7 +417,7 @@ def _bind_rope_store(p: RopeStore) -> Callable[..., None]:
         v = qkv[:n, q_width + kv_width :].view(n, p.num_kv_heads, p.head_dim)
         for heads, norm in ((q, p.q_norm), (k, p.k_norm)):
             if norm is not None:
-                rows = heads.reshape(n, 1, -1) if p.whole_norm else heads
+                rows = heads.reshape(n, 1, norm.numel()) if p.whole_norm else heads
                 heads.copy_(rms_norm(rows, norm, p.eps).view(heads.shape))
         _rotate(q, rope[:n], p.rotary_dim)
         _rotate(k, rope[:n], p.rotary_dim)
