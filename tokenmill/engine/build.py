@@ -13,7 +13,7 @@ import torch
 from tokenmill.cache.manager import CacheManager
 from tokenmill.cache.memory import MemoryPlan, available_memory, plan_memory
 from tokenmill.cache.plan import plan_groups
-from tokenmill.config import ComputeConfig, EngineConfig
+from tokenmill.config import ComputeConfig, EngineConfig, LoadConfig
 from tokenmill.engine.core import Engine, EngineLimits
 from tokenmill.engine.front import Front
 from tokenmill.engine.pooling import Pooling
@@ -23,6 +23,7 @@ from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.text import AnswerText, MakeTextStream
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hardware import ThreadChoice, choose_threads
+from tokenmill.models.packed_weights import PackedWeights, open_packed_weights
 from tokenmill.models.registry import build_model
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
@@ -34,6 +35,7 @@ from tokenmill.tokenizer import (
     load_tokenizer,
 )
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.packed_cache import PackedCache, packed_directory
 from tokenmill.weights.safetensors_file import read_json_file
 from tokenmill.weights.sources import resolve
 
@@ -70,7 +72,10 @@ class Operators:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine and what was decided while it was built. load_s: seconds that took."""
+    """An engine and what was decided while it was built.
+
+    packed: what came of the cache of packed weights. load_s: seconds that the load took.
+    """
 
     engine: Engine
     front: Front
@@ -80,6 +85,7 @@ class BuiltEngine:
     operators: Operators
     threads: ThreadChoice
     load_s: float
+    packed: str = "off"
 
 
 class NativeRecorder:
@@ -127,6 +133,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
     operators = choose_operators(config.compute, threads)
     # With native operators, torch only samples: its own threads would spin where ours compute.
     torch.set_num_threads(threads.count if operators.native is None else 1)
+    packed = _packed_weights(config.load, checkpoint, operators.native)
     model = build_model(
         checkpoint,
         operators.table,
@@ -135,6 +142,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         max_logits=config.scheduler.max_num_seqs + SPARE_LOGITS,
         max_model_len=config.scheduler.max_model_len,
         cache_dtype=config.cache.cache_dtype,
+        packed=packed,
     )
     recorder = operators.recorder() if config.compute.record else None
     engine, memory = assemble(model, config, recorder, available_memory())
@@ -142,6 +150,8 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         log.info("%s", line)
     tokenizer = load_tokenizer(checkpoint)
     eos_ids = end_ids(checkpoint.generation_config, checkpoint.config)
+    if packed is not None:
+        packed.keep()
     return BuiltEngine(
         engine=engine,
         front=Front(
@@ -157,9 +167,19 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         checkpoint=checkpoint,
         memory=memory,
         operators=operators,
+        packed="off" if packed is None else packed.describe(),
         threads=threads,
         load_s=time.monotonic() - started,
     )
+
+
+def _packed_weights(
+    load: LoadConfig, checkpoint: Checkpoint, native: NativeProvider | None
+) -> PackedWeights | None:
+    if native is None or not load.packed_cache:
+        return None
+    cache = PackedCache(packed_directory(), load.packed_cache_bytes)
+    return open_packed_weights(cache, checkpoint, load, native)
 
 
 def assemble(

@@ -17,6 +17,7 @@ from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.tensor import RawTensor
 
 if TYPE_CHECKING:
+    from tokenmill.models.packed_weights import PackedWeights
     from tokenmill.weights.checkpoint import Checkpoint
 
 DTYPES = {
@@ -41,7 +42,7 @@ class WeightLoader:
     """Hands out a checkpoint's weights by their Hugging Face names, in the form that operators want.
 
     rename: maps the checkpoint's names to those of the family; None drops a tensor (the vision tower
-    of a model of which only the text part runs).
+    of a model of which only the text part runs). packed: matrices that were packed before.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class WeightLoader:
         ops: OpTable,
         load: LoadConfig,
         rename: Callable[[str], str | None] | None = None,
+        packed: PackedWeights | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._ops = ops
         self._load = load
+        self._packed = packed
         self._names: dict[str, str] = {}
         for name in checkpoint.names():
             own = rename(name) if rename else name
@@ -62,7 +65,7 @@ class WeightLoader:
 
     def renamed(self, rename: Callable[[str], str | None]) -> WeightLoader:
         """The same checkpoint under other names."""
-        return WeightLoader(self._checkpoint, self._ops, self._load, rename)
+        return WeightLoader(self._checkpoint, self._ops, self._load, rename, self._packed)
 
     def rearranged(
         self, sources: Mapping[str, Source], unused: re.Pattern[str] | None = None
@@ -131,8 +134,16 @@ class WeightLoader:
 
         precise: keep at least 8 bits when quantising (embeddings and the output matrix).
         """
+        key = "+".join(self._names.get(name, name) for name in names)
+        if precise:
+            key += " (precise)"
+        kept = self._packed.get(key) if self._packed else None
+        if kept is not None:
+            return kept
         weight = self._ops.pack([self._convert(self.raw(name), precise) for name in names])
         self._checkpoint.drop_pages()
+        if self._packed:
+            self._packed.add(key, weight)
         return weight
 
     def vector(self, *names: str) -> torch.Tensor:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmill.models.decoder import Model
+    from tokenmill.models.packed_weights import PackedWeights
     from tokenmill.ops.table import OpTable
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -116,11 +117,13 @@ def build_model(
     max_logits: int,
     max_model_len: int | None,
     cache_dtype: CacheDType | torch.dtype,
+    packed: PackedWeights | None = None,
 ) -> Model:
     """A model with its weights packed and its operators bound.
 
     max_tokens, max_logits: capacity of one step. max_model_len: None is the model's own limit.
     cache_dtype: "auto" follows the checkpoint: fp32 for fp32, bf16 for bf16, fp16 for everything else.
+    packed: matrices that were packed before.
 
     Raises CheckpointError for unsupported architectures, configurations and tensors, ConfigError if
     max_model_len is more than the model can read, and LookupError if no provider runs an operator.
@@ -131,7 +134,7 @@ def build_model(
     family = family_of(checkpoint.config)
     context = BuildContext(
         ops=ops,
-        weights=WeightLoader(checkpoint, ops, load),
+        weights=WeightLoader(checkpoint, ops, load, packed=packed),
         max_tokens=max_tokens,
         max_logits=max_logits,
         max_model_len=max_model_len,

@@ -7,6 +7,8 @@ are allocated once.
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ from tokenmill.ops.table import (
     Route,
     operator_name,
 )
+from tokenmill.weights.packed_file import PackedMatrix
 from tokenmill.weights.tensor import RawTensor
 
 if TYPE_CHECKING:
@@ -55,9 +58,20 @@ class NativeWeight:
     executor: _native.Executor
     out_features: int
     in_features: int
-    formats: tuple[str, ...]
+    segments: tuple[tuple[str, int], ...]
     nbytes: int
     provider: str = "native"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The checkpoint's formats of its segments, each once."""
+        return tuple(dict.fromkeys(name for name, _ in self.segments))
+
+    def tiles(self) -> PackedMatrix:
+        """The tiles as they lie in memory."""
+        memory = (ctypes.c_uint8 * self.nbytes).from_address(self.matrix.address)
+        data = torch.frombuffer(memory, dtype=torch.uint8)
+        return PackedMatrix(self.segments, self.in_features, data, self.matrix)
 
     def dense(self) -> torch.Tensor:
         """The matrix as fp32 [out_features, in_features], rounded as the checkpoint format rounds."""
@@ -141,12 +155,39 @@ class NativeProvider:
             segments[0].shape[1],
             [d.data_ptr() for d in data],
         )
+        return self._weight(matrix, tuple((s.format, s.shape[0]) for s in segments))
+
+    def view(self, packed: PackedMatrix) -> NativeWeight:
+        """A matrix whose tiles stay where they lie. Raises ValueError if they have another size."""
+        matrix = self._native.view_tiles(
+            [name for name, _ in packed.segments],
+            [rows for _, rows in packed.segments],
+            packed.in_features,
+            packed.data.data_ptr(),
+            packed.data.numel(),
+            packed.owner,
+        )
+        return self._weight(matrix, packed.segments)
+
+    def layout(self) -> str:
+        """A digest of what packing makes of known bytes: equal digests, equal tiles.
+
+        Computed rather than counted, so that no change of the packing can be forgotten.
+        """
+        rows, cols, digest = 15, 256, hashlib.sha256()
+        source = torch.arange(rows * cols * 4, dtype=torch.int32).mul(37).remainder(251).to(torch.uint8)
+        for name in self._blocks:
+            matrix = self._native.pack(self.pool, [name], [rows], cols, [source.data_ptr()])
+            digest.update(name.encode() + ctypes.string_at(matrix.address, matrix.nbytes))
+        return digest.hexdigest()
+
+    def _weight(self, matrix: _native.Matrix, segments: tuple[tuple[str, int], ...]) -> NativeWeight:
         return NativeWeight(
             matrix=matrix,
             executor=self.executor,
             out_features=matrix.rows,
             in_features=matrix.cols,
-            formats=tuple(dict.fromkeys(s.format for s in segments)),
+            segments=segments,
             nbytes=matrix.nbytes,
         )
 

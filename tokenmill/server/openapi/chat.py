@@ -63,6 +63,10 @@ KNOWN = known(
         "description": "Objects with role and content; the template says which roles there are.",
     },
     tools={"description": "Functions, as the template takes them."},
+    tool_choice={
+        "anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT],
+        "description": "Whether tools are called, or which.",
+    },
     documents={"description": "Texts for the template."},
     chat_template_kwargs={"description": "Further arguments of the template."},
     add_generation_prompt={"description": "Whether the template begins the answer."},
