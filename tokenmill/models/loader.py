@@ -75,7 +75,7 @@ class WeightLoader:
         unused: tensors that checkpoints hold though nobody needs them.
         """
         rearranged = RearrangedCheckpoint(self._checkpoint, sources, unused)
-        return WeightLoader(rearranged, self._ops, self._load)
+        return WeightLoader(rearranged, self._ops, self._load, packed=self._packed)
 
     def prefix(self, prefixes: Sequence[str], name: str) -> str:
         """Which prefix of ``name`` the checkpoint uses; the first one if it lacks that tensor."""
