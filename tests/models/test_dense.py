@@ -13,6 +13,8 @@ from transformers import (
     Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -45,6 +47,15 @@ SMALL: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "ministral": (
+        MinistralConfig,
+        MinistralForCausalLM,
+        {
+            "sliding_window": 14,
+            "head_dim": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
     "olmo2, tied, biases": (
         Olmo2Config,

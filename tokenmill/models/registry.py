@@ -36,9 +36,9 @@ class Family:
 
 FAMILIES: tuple[Family, ...] = (
     Family(
-        "Llama 1 to 3.x, SmolLM2, Mistral",
+        "Llama 1 to 3.x, SmolLM2, Mistral, Ministral",
         "llama",
-        ("LlamaForCausalLM", "MistralForCausalLM"),
+        ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM"),
         ("llama",),
         "tests/models/test_llama.py",
     ),
