@@ -28,16 +28,23 @@ class Server:
 
 @contextmanager
 def running(command: Sequence[str], address: Address, ready_path: str) -> Iterator[Server]:
-    """A server, from ready to ended. Ends the program, with its last words, if it doesn't come up."""
+    """A server, from ready to ended.
+
+    Ends the program, with the server's last words, if it doesn't come up, or ends by itself.
+    """
     with tempfile.TemporaryFile("w+") as words:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, stdout=words, stderr=words, env=environment)
         try:
             asyncio.run(_ready(process, address, ready_path))
             yield Server(address, process.pid)
-        except _NotReady as error:
+        except (_NotReady, OSError) as error:
+            if isinstance(error, OSError) and process.poll() is None:
+                raise
             words.seek(0)
-            raise SystemExit(f"{error}: {(words.read().strip() or 'no word')[-2000:]}") from None
+            last = (words.read().strip() or "no word")[-2000:]
+            ended = f"the server ended with status {process.poll()}"
+            raise SystemExit(f"{error if process.poll() is None else ended}: {last}") from None
         finally:
             process.send_signal(signal.SIGINT)
             try:

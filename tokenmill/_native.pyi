@@ -63,6 +63,7 @@ class Executor:
         centre: bool,
         gated: bool,
         scale: float,
+        variants: Sequence[str],
     ) -> None: ...
     def rms_norm(
         self,

@@ -115,11 +115,15 @@ class ComputeConfig:
     num_threads: None takes the physical cores that affinity and cgroup limits leave.
     providers: operator providers in order of preference; "reference" is always the last resort.
     record: replay the forward step as one native call when every operator is native.
+    measure: choose among compiled variants of the kernels by measuring them, once for each machine.
+    operator_choices: a file of choices that were exported; they go before what was measured.
     """
 
     num_threads: int | None = None
     providers: tuple[str, ...] = ("native",)
     record: bool = True
+    measure: bool = True
+    operator_choices: Path | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -160,6 +164,7 @@ class ServerConfig:
     max_requests: served at once, those included whose clients are slow to take their answers.
     max_stored_bytes: of responses that are kept for later requests; 0 keeps none.
     web: serve the built-in page at /.
+    tool_parser: how the model writes calls of tools, by name; None goes by its chat template.
     ssl_certfile, ssl_keyfile: PEM files; both, or none for plain HTTP.
     """
 
@@ -185,6 +190,7 @@ class ServerConfig:
     max_requests: int = 1000
     max_stored_bytes: int = 128 << 20
     web: bool = True
+    tool_parser: str | None = None
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 

@@ -24,7 +24,10 @@ from tokenmill.errors import EngineDeadError, RequestError
 
 
 class FakeTemplate:
-    """Only the last message counts."""
+    """Only the last message counts. source: what tells how the model writes calls and thoughts."""
+
+    def __init__(self, source: str = "") -> None:
+        self.sources = {"default": source}
 
     def render(
         self,
@@ -57,6 +60,9 @@ class FakeTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
+
+    def is_special(self, token_id: int) -> bool:
+        return False
 
     def id_to_token(self, token_id: int) -> str | None:
         return chr(token_id) if token_id < 0x110000 else None
@@ -93,7 +99,8 @@ class FakeEngine:
     """Answers with the prompt's letters, over and over, until max_tokens.
 
     "!" in a prompt: refused. "?" in a prompt: the engine dies after three tokens. obeys_marks:
-    whether it heeds either. pace: seconds between tokens. 26 stands for the end of an answer that has no limit.
+    whether it heeds either. pace: seconds between tokens. 26 stands for the end of an answer that has
+    no limit.
     """
 
     pace: float = 0.0
@@ -105,6 +112,7 @@ class FakeEngine:
     memory_given_back: int = 0
     max_model_len: int = 1000
     has_template: bool = True
+    template_source: str = ""
     obeys_marks: bool = True
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     asked: list[Asked] = field(default_factory=list)
@@ -112,7 +120,7 @@ class FakeEngine:
 
     @property
     def tokenizer(self) -> FakeTokenizer:
-        return FakeTokenizer(FakeTemplate() if self.has_template else None)
+        return FakeTokenizer(FakeTemplate(self.template_source) if self.has_template else None)
 
     def die(self) -> None:
         """Every request fails, as after a shutdown."""

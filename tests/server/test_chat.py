@@ -9,6 +9,14 @@ from tests.server.fake_engine import FakeEngine
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "abc"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED_G = {"type": "function", "function": {"name": "g"}}
+FIRST_CALL = "messages[0].tool_calls[0].function."
+
+
+def allowed(mode: str, name: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}}]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def test_an_answer(client: Client, engine: FakeEngine) -> None:
@@ -83,9 +91,9 @@ def test_logprobs_in_a_stream(client: Client) -> None:
 
 
 def test_options_reach_the_template(client: Client, engine: FakeEngine) -> None:
-    client.chat("a", tools=[{"type": "function"}], chat_template_kwargs={"thinking": False})
+    client.chat("a", tools=[TOOL], chat_template_kwargs={"thinking": False})
     assert engine.asked[0].prompt["prompt"] == "a+tools+thinking=False"
-    client.chat("a", tools=[{"type": "function"}], tool_choice="none")
+    client.chat("a", tools=[TOOL], tool_choice="none")
     assert engine.asked[1].prompt["prompt"] == "a"
 
 
@@ -108,9 +116,40 @@ def test_token_ids(client: Client) -> None:
         ({"messages": USER, "response_format": {"type": "yaml"}}, "response_format"),
         ({"messages": USER, "response_format": {"type": "json_schema"}}, "response_format"),
         ({"messages": USER, "response_format": "json"}, "response_format"),
-        ({"messages": USER, "structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        (
+            {"messages": USER, "structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+        ),
         ({"messages": USER, "structured_outputs": {"xml": "a"}}, "structured_outputs"),
         ({"messages": USER, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"messages": USER, "tools": [{"type": "web"}]}, "tools[0].type"),
+        (
+            {"messages": USER, "tools": [{**TOOL, "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+        ),
+        ({"messages": USER, "tools": [TOOL, TOOL]}, "tools"),
+        ({"messages": USER, "tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
+        ({"messages": USER, "tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice"),
+        ({"messages": USER, "tools": [TOOL], "tool_choice": NAMED_G}, "tool_choice"),
+        ({"messages": USER, "tools": [TOOL], "tool_choice": allowed("some", "f")}, "tool_choice"),
+        ({"messages": USER, "tools": [TOOL], "tool_choice": allowed("auto", "g")}, "tool_choice"),
+        ({"messages": USER, "tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, FIRST_CALL + "name"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}
+                ]
+            },
+            FIRST_CALL + "arguments",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "", "tool_call_id": 3}]},
+            "messages[0].tool_call_id",
+        ),
         ({"messages": USER, "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"messages": USER, "functions": [{"name": "f"}]}, "functions"),
         ({"messages": USER, "modalities": ["audio"]}, "modalities"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options
 from tokenmill.cli.figures import size_text
 from tokenmill.cli.libraries import load_libraries
+from tokenmill.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from tokenmill.config import EngineConfig
@@ -49,6 +51,12 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help=options.MODEL_HELP)
     parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument(
+        "--export-choices",
+        type=Path,
+        metavar="FILE",
+        help="write which kernels were chosen for MODEL, for --operator-choices",
+    )
     options.add_engine_options(parser)
     parser.set_defaults(execute=execute)
 
@@ -61,11 +69,24 @@ def execute(args: argparse.Namespace) -> int:
         load_libraries()
         result["model"] = _load_and_describe(args.model, config)
         result["machine"]["threads"] = result["model"].pop("threads")
+    if args.export_choices is not None:
+        _export(args.export_choices, result)
     if args.json:
         print(json.dumps(result))
     else:
         print_sections(result)
     return 0
+
+
+def _export(path: Path, result: dict[str, Any]) -> None:
+    from tokenmill.ops.choice import write_choices
+
+    if "model" not in result:
+        raise UsageError("--export-choices needs a MODEL whose kernels are chosen")
+    try:
+        write_choices(path, {name: tuple(k) for name, k in result["model"]["kernel_choices"].items()})
+    except OSError as error:
+        raise UsageError(f"choices can't be written to {path}: {error.strerror}") from None
 
 
 def _load_and_describe(name: str, config: EngineConfig) -> dict[str, Any]:
@@ -133,8 +154,17 @@ def describe_model(name: str, built: BuiltEngine) -> dict[str, Any]:
             {"operator": operator, "detail": detail, "provider": provider, "count": count}
             for (operator, detail, provider), count in operators.items()
         ],
+        "packed_weights": built.packed,
+        "kernel_choices": _kernel_choices(built),
         "load_s": built.load_s,
     }
+
+
+def _kernel_choices(built: BuiltEngine) -> dict[str, list[str]]:
+    """Of each matrix product, the kernels for 1, up to 8, up to 64 and more rows."""
+    native = built.operators.native
+    used = native.choices.used if native is not None and native.choices is not None else {}
+    return {operator: list(names) for operator, names in used.items()}
 
 
 def print_sections(result: dict[str, Any]) -> None:
@@ -182,9 +212,14 @@ def _print_model(found: dict[str, Any]) -> None:
         ("longest text", f"{found['max_model_len']} tokens"),
         *(("memory", line) for line in found["memory_plan"]),
         *(("providers", note) for note in found["providers"]),
+        ("packed weights", found["packed_weights"]),
         ("loaded in", f"{found['load_s']:.2f} s"),
     ]
     _print_rows(rows)
+    if found["kernel_choices"]:
+        print("\nkernels for 1, up to 8, up to 64 and more rows")
+        for operator, names in found["kernel_choices"].items():
+            print(f"  {', '.join(names) if len(set(names)) > 1 else names[0]:<34} {operator}")
     print("\noperators")
     for entry in found["operators"]:
         what = f"{entry['operator']} {entry['detail']}"

@@ -32,16 +32,19 @@ def execute(args: argparse.Namespace) -> int:
     """Run the command."""
     from tokenmill.weights.aliases import ALIASES
     from tokenmill.weights.model_cache import models_directory
+    from tokenmill.weights.packed_directory import packed_directory, packed_entries, remove_packed
     from tokenmill.weights.sources import list_models, remove_model
 
     if args.remove is not None:
         removed = remove_model(args.remove)
+        remove_packed(packed_directory(), removed.path)
         if args.json:
             print(json.dumps({"removed": _entry(removed)}))
         else:
             print(f"removed {removed.name} ({size_text(removed.size_bytes)})")
         return 0
     cached = list_models()
+    packed = packed_entries(packed_directory())
     names = {model.name for model in cached}
     missing = {name: alias for name, alias in ALIASES.items() if name not in names}
     if args.json:
@@ -50,6 +53,9 @@ def execute(args: argparse.Namespace) -> int:
             for a in missing.values()
         ]
         values = {"models": [_entry(model) for model in cached], "available": available}
+        values["packed"] = [
+            {"path": str(p.path), "model": p.model, "size_bytes": p.size_bytes} for p in packed
+        ]
         print(json.dumps({"directory": str(models_directory()), **values}))
         return 0
     if cached:
@@ -59,6 +65,9 @@ def execute(args: argparse.Namespace) -> int:
     if missing:
         print("\nknown by name, not cached:")
         _print_table([(a.name, size_text(a.size_bytes), a.description) for a in missing.values()])
+    if packed:
+        print("\npacked weights of earlier starts:")
+        _print_table([(size_text(p.size_bytes), p.model, str(p.path)) for p in packed])
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.usage import as_usage_errors, positive, size
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from tokenmill.engine.sampling_params import SamplingParams
 
 MODEL_HELP = "alias (demo), pypi:PACKAGE, hf:ORG/NAME[:FILE], ORG/NAME, directory or .gguf file"
+
+PACKED_SIZE_VARIABLE = "TOKENMILL_PACKED_CACHE_SIZE"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +60,19 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
         help="type of unquantised matrices (default: the checkpoint's)",
     )
     group.add_argument(
+        "--no-packed-cache",
+        action="store_true",
+        help="pack the weights anew instead of keeping them on disk for the next start",
+    )
+    group.add_argument(
+        "--packed-cache-size",
+        type=size,
+        default=os.environ.get(PACKED_SIZE_VARIABLE, "32G"),
+        metavar="SIZE",
+        help="how much of the disk packed weights may take; what was not used for longest goes first "
+        f"(default: ${PACKED_SIZE_VARIABLE}, else 32G)",
+    )
+    group.add_argument(
         "--no-prefix-caching",
         action="store_true",
         help="do not reuse what was computed for equal beginnings",
@@ -87,6 +104,17 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
         help="operator providers in order of preference, separated by commas: native, reference "
         "(default: %(default)s; the reference is always the last resort)",
     )
+    group.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="take the preferred kernels instead of measuring which are fastest here",
+    )
+    group.add_argument(
+        "--operator-choices",
+        type=Path,
+        metavar="FILE",
+        help="take kernels from a file that 'tokenmill info --export-choices' wrote",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -101,13 +129,22 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
     with as_usage_errors():
         return EngineConfig(
-            load=LoadConfig(args.model, args.dtype, args.quantization),
+            load=LoadConfig(
+                args.model,
+                args.dtype,
+                args.quantization,
+                not args.no_packed_cache,
+                args.packed_cache_size,
+            ),
             cache=CacheConfig(args.cache_memory, not args.no_prefix_caching, args.cache_dtype),
             scheduler=SchedulerConfig(
                 args.max_batched_tokens, args.max_num_seqs, args.max_model_len, args.scheduling
             ),
             compute=ComputeConfig(
-                args.threads, tuple(name.strip() for name in args.providers.split(",") if name.strip())
+                args.threads,
+                tuple(name.strip() for name in args.providers.split(",") if name.strip()),
+                measure=not args.no_measure,
+                operator_choices=args.operator_choices,
             ),
         )
 

@@ -21,6 +21,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     _address(parser.add_argument_group("server"))
     _security(parser.add_argument_group("security"))
     _limits(parser.add_argument_group("limits (0 seconds: no limit)"))
+    _answers(parser.add_argument_group("answers"))
     _operation(parser.add_argument_group("operation"))
 
 
@@ -147,6 +148,16 @@ def _limits(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _answers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tool-parser",
+        type=tool_parser,
+        metavar="NAME",
+        help="how the model writes calls of tools, if its chat template does not tell: hermes, "
+        "qwen3_coder, llama3_json, pythonic, mistral, deepseek, glm, kimi_k2 or harmony",
+    )
+
+
 def _operation(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--shutdown-timeout",
@@ -181,6 +192,15 @@ def _operation(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--no-web", dest="web", action="store_false", help="don't serve the web page at /"
     )
+
+
+def tool_parser(text: str) -> str:
+    """The name of a way in which models write calls."""
+    from tokenmill.server.tools.families import NAMES
+
+    if text not in NAMES:
+        raise argparse.ArgumentTypeError(f"there is no {text!r}; choose one of {', '.join(NAMES)}")
+    return text
 
 
 def room(text: str) -> int:
@@ -231,6 +251,7 @@ def server_config(
             access_log=args.access_log,
             log_prompts=args.log_prompts,
             enable_sleep=args.enable_sleep,
+            tool_parser=args.tool_parser,
             web=args.web,
             otlp_endpoint=args.otlp_endpoint,
             ssl_certfile=args.ssl_certfile,

@@ -132,11 +132,14 @@ NB_MODULE(_native, m) {
             "linear",
             [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t row_index, const Matrix& w, uintptr_t norm, uintptr_t bias,
                uintptr_t out, float eps, float softcap, const std::string& act, bool accumulate, int capacity,
-               const std::string& name, uintptr_t norm_bias, bool centre, bool gated, float scale) {
+               const std::string& name, uintptr_t norm_bias, bool centre, bool gated, float scale,
+               const std::vector<std::string>& variants) {
+                std::vector<const Kernels*> kernels;
+                for (const std::string& variant : variants) kernels.push_back(&kernels_named(variant));
                 e.linear({at<const int32_t>(rows), at<const float>(x), at<const int32_t>(row_index), &w, at<const float>(norm),
                           at<const float>(bias), at<float>(out), eps, softcap, act_of(act), accumulate, {}, at<const float>(norm_bias),
                           centre, gated, scale},
-                         capacity, name);
+                         capacity, name, kernels);
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(

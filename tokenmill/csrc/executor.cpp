@@ -5,9 +5,11 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 
@@ -125,12 +127,18 @@ void Executor::embed(const EmbedArgs& args) {
     submit("embed", [k = kernels_, args](Thread& t) { k->embed(args, t); });
 }
 
-void Executor::linear(const LinearArgs& args, int capacity, const std::string& name) {
+void Executor::linear(const LinearArgs& args, int capacity, const std::string& name, const std::vector<const Kernels*>& variants) {
+    constexpr size_t kChoices = std::size(kWidths) + 1;
+    if (!variants.empty() && variants.size() != kChoices) throw std::invalid_argument("one variant for each width is wanted");
+    std::array<const Kernels*, kChoices> chosen;
+    for (size_t i = 0; i < kChoices; i++) chosen[i] = variants.empty() ? kernels_ : variants[i];
     reserve(size_t(capacity), size_t(args.weight->cols), 0);
-    submit(name, [this, args](Thread& t) {
+    submit(name, [this, args, chosen](Thread& t) {
         LinearArgs a = args;
         a.scratch = scratch_;
-        kernels_->linear(a, t);
+        size_t i = 0;
+        while (i + 1 < kChoices && *args.rows > kWidths[i]) i++;
+        chosen[i]->linear(a, t);
     });
 }
 

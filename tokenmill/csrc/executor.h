@@ -23,6 +23,8 @@ struct Program {
     std::vector<std::pair<std::string, int64_t>> profile();
 };
 
+constexpr int kWidths[] = {1, 8, 64};  // as in ops/choice.py
+
 // The matrices and biases of a layer's experts.
 struct ExpertTables {
     std::vector<const Matrix*> gate_up, down;
@@ -37,7 +39,8 @@ public:
     Executor& operator=(const Executor&) = delete;
 
     void embed(const EmbedArgs& args);
-    void linear(const LinearArgs& args, int capacity, const std::string& name);
+    // variants: the kernels for each of kWidths of rows and for more; empty: this executor's own.
+    void linear(const LinearArgs& args, int capacity, const std::string& name, const std::vector<const Kernels*>& variants = {});
     void route(const RouteArgs& args);
     // tables: every expert's matrices and biases, which the call keeps.
     void experts(const ExpertsArgs& args, std::shared_ptr<const ExpertTables> tables, int capacity);

@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tokenmill import __version__
 from tokenmill.cache.manager import CacheManager
 from tokenmill.cache.memory import MemoryPlan, available_memory, plan_memory
 from tokenmill.cache.plan import plan_groups
@@ -22,9 +24,10 @@ from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.scheduler import Scheduler
 from tokenmill.engine.text import AnswerText, MakeTextStream
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.hardware import ThreadChoice, choose_threads
+from tokenmill.hardware import ThreadChoice, choose_threads, read_cpu
 from tokenmill.models.packed_weights import PackedWeights, open_packed_weights
 from tokenmill.models.registry import build_model
+from tokenmill.ops.choice import ChoiceFile, KernelChoices, read_choices
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
 from tokenmill.ops.table import OpTable, Provider
@@ -35,7 +38,9 @@ from tokenmill.tokenizer import (
     load_tokenizer,
 )
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.packed_cache import PackedCache, packed_directory
+from tokenmill.weights.model_cache import home
+from tokenmill.weights.packed_cache import PackedCache
+from tokenmill.weights.packed_directory import packed_directory
 from tokenmill.weights.safetensors_file import read_json_file
 from tokenmill.weights.sources import resolve
 
@@ -47,6 +52,9 @@ log = logging.getLogger("tokenmill.engine")
 
 GGUF_MEAN_POOLING = 1
 POOLING_FILE = "1_Pooling/config.json"
+
+CHOICES = "kernel_choices.json"
+"""File in the directory of models and caches."""
 
 SPARE_LOGITS = 64
 """Rows of logits beyond one for each request: how fast log-probabilities of prompts are computed."""
@@ -111,7 +119,9 @@ def choose_operators(compute: ComputeConfig, threads: ThreadChoice) -> Operators
         if name == "reference":
             providers.append(ReferenceProvider())
         elif name == "native":
-            native, reason = load_provider(threads.count, threads.cpus)
+            native, reason = load_provider(
+                threads.count, threads.cpus, make_choices=partial(_kernel_choices, compute, threads)
+            )
             notes.append(f"native: {reason}")
             if native is None:
                 log.warning("native operators are not used: %s", reason)
@@ -120,6 +130,25 @@ def choose_operators(compute: ComputeConfig, threads: ThreadChoice) -> Operators
         else:
             raise ConfigError(f"there is no operator provider {name!r}; choose native or reference")
     return Operators(OpTable(providers), native, tuple(notes))
+
+
+def _kernel_choices(
+    compute: ComputeConfig,
+    threads: ThreadChoice,
+    variants: Sequence[str],
+    works: Callable[[str], bool],
+) -> KernelChoices:
+    """What is known of this machine, and what is pinned."""
+    known = _choice_file(threads).load() if compute.measure else {}
+    if compute.operator_choices is not None:
+        known |= read_choices(compute.operator_choices)
+    return KernelChoices(variants, works, known, compute.measure)
+
+
+def _choice_file(threads: ThreadChoice) -> ChoiceFile:
+    """Where choices of this machine are kept."""
+    machine = f"{read_cpu().model}, {threads.count} threads, tokenmill {__version__}"
+    return ChoiceFile(home() / CHOICES, machine)
 
 
 def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
@@ -144,6 +173,9 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
         cache_dtype=config.cache.cache_dtype,
         packed=packed,
     )
+    choices = operators.native.choices if operators.native is not None else None
+    if choices is not None and choices.measured:
+        _choice_file(threads).save(choices.known)
     recorder = operators.recorder() if config.compute.record else None
     engine, memory = assemble(model, config, recorder, available_memory())
     for line in memory.describe():

@@ -18,7 +18,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from tokenmill.engine.structured_outputs import StructuredOutputs
+from tokenmill.engine.structured_outputs import FORMS, StructuredOutputs
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
@@ -65,10 +65,17 @@ class AnswerGrammar:
     Used by one thread at a time; ``prepare`` lets another compute the next mask.
     """
 
-    def __init__(self, grammars: Grammars, matcher: LLMatcher, after: str | None) -> None:
+    def __init__(self, grammars: Grammars, matcher: LLMatcher, form: StructuredOutputs) -> None:
+        after = form.after.encode() if form.after is not None else None
         self._grammars = grammars
         self._matcher = matcher
-        self._after = after.encode() if after is not None else None
+        self._after = after
+        # Where the first token decides whether the form has to wait: that token, and for what.
+        self._delay: tuple[int, bytes] | None = None
+        if form.unless_begun_by is not None and after is not None:
+            token = grammars.token_id(form.unless_begun_by)
+            self._delay = (token, after) if token is not None else None
+            self._after = None
         self._tail = b""
         self._bits = torch.zeros(-(-grammars.vocab_size // BITS), dtype=torch.int32)
         self._pending: Future[None] | None = None
@@ -102,12 +109,18 @@ class AnswerGrammar:
         self._wait()
         if self._matcher.is_stopped():
             return self._grammars.ends
-        return unpack(self._bits, self._grammars.vocab_size)
+        allowed = unpack(self._bits, self._grammars.vocab_size)
+        if self._delay is not None:
+            allowed[self._delay[0]] = True
+        return allowed
 
     def accept(self, token: int) -> None:
         """The answer has grown by this token."""
         self._wait()
-        if self._after is not None:
+        delay, self._delay = self._delay, None
+        if delay is not None and token == delay[0]:
+            self._after = delay[1]
+        elif self._after is not None:
             self._tail = (self._tail + self._grammars.token_bytes(token))[-len(self._after) - 256 :]
             if self._after in self._tail:
                 self._after = None
@@ -137,6 +150,7 @@ class Grammars:
         self.vocab_size = vocab_size
         self.end_ids = end_ids
         self.token_bytes = tokenizer.token_bytes
+        self.token_id = tokenizer.token_to_id
         self.threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenmill-grammar")
         self.ends = torch.zeros(vocab_size, dtype=torch.bool)
         self.ends[sorted(end_ids)] = True
@@ -159,22 +173,25 @@ class Grammars:
             else:
                 self._compiled.move_to_end(form)
             copy = matcher.deep_copy()
-        return AnswerGrammar(self, copy, form.after)
+        return AnswerGrammar(self, copy, form)
 
     def _compile(self, form: StructuredOutputs) -> LLMatcher:
-        name, grammar = _grammar_of(form)
+        name = next(name for name in FORMS if getattr(form, name) not in (None, False))
+        called = form.called or f"structured_outputs.{name}"
+        try:
+            grammar = _grammar_of(form)
+        except Exception as error:  # converters raise what their parsers raise
+            raise RequestError(f"{called} can't be used: {_summary(str(error))}") from None
         limits = _limits()
         problem = LLMatcher.validate_grammar(grammar, self._known_tokens(), limits=limits)
         if problem and not problem.startswith("WARNING"):
-            raise RequestError(f"structured_outputs.{name} can't be used: {_summary(problem)}")
+            raise RequestError(f"{called} can't be used: {_summary(problem)}")
         matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise RequestError(
-                f"structured_outputs.{name} can't be used: {_summary(matcher.get_error())}"
-            )
+            raise RequestError(f"{called} can't be used: {_summary(matcher.get_error())}")
         # A form that nothing can meet shows itself only where the first token is chosen.
         if not any(matcher.deep_copy().compute_bitmask()):
-            raise RequestError(f"structured_outputs.{name} can't be met by any answer")
+            raise RequestError(f"{called} can't be met by any answer")
         return matcher
 
     def _known_tokens(self) -> LLTokenizer:
@@ -185,28 +202,22 @@ class Grammars:
         return self._vocabulary
 
 
-def _grammar_of(form: StructuredOutputs) -> tuple[str, str]:
-    """Which field asks for what, in llguidance's own notation."""
+def _grammar_of(form: StructuredOutputs) -> str:
+    """A form in llguidance's own notation."""
     if form.json is not None:
         assert isinstance(form.json, str)
-        try:
-            return "json", LLMatcher.grammar_from_json_schema(form.json)
-        except ValueError as error:
-            raise RequestError(f"structured_outputs.json can't be used: {error}") from None
+        return LLMatcher.grammar_from_json_schema(form.json)
     if form.json_object:
-        return "json_object", LLMatcher.grammar_from_json_schema('{"type":"object"}')
+        return LLMatcher.grammar_from_json_schema('{"type":"object"}')
     if form.regex is not None:
-        return "regex", LLMatcher.grammar_from_regex(form.regex)
+        return LLMatcher.grammar_from_regex(form.regex)
     if form.choice is not None:
         texts = " | ".join(json.dumps(text) for text in form.choice)
-        return "choice", LLMatcher.grammar_from_lark(f"start: {texts}")
+        return LLMatcher.grammar_from_lark(f"start: {texts}")
     assert form.grammar is not None
     if re.search(r"^\s*root\s*::=", form.grammar, re.MULTILINE):
-        try:
-            return "grammar", LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
-        except Exception as error:  # the converter raises what its parser raises
-            raise RequestError(f"structured_outputs.grammar can't be used: {error}") from None
-    return "grammar", LLMatcher.grammar_from_lark(form.grammar)
+        return LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
+    return LLMatcher.grammar_from_lark(form.grammar)
 
 
 def _summary(message: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.errors import RequestError
@@ -25,7 +25,9 @@ class StructuredOutputs:
     json: a JSON Schema, as text or as an object. regex: the whole answer matches it. choice: the
     answer is one of these texts. grammar: a context-free grammar in the notation of Lark or of GBNF.
     json_object: any JSON object. after: the form begins only once the answer holds this text (the end
-    of the reasoning of models that think first); None: at once.
+    of the reasoning of models that think first); None: at once. unless_begun_by: a special token; if
+    there is one, the form waits for ``after`` only in an answer that this token begins. called: what
+    errors call the form, if not by its field.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -34,6 +36,8 @@ class StructuredOutputs:
     grammar: str | None = None
     json_object: bool | None = None
     after: str | None = None
+    unless_begun_by: str | None = None
+    called: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         given = [name for name in FORMS if getattr(self, name) not in (None, False)]
@@ -56,16 +60,22 @@ class StructuredOutputs:
             object.__setattr__(self, "choice", _choices(self.choice))
         if self.json_object not in (None, False, True):
             raise RequestError("structured_outputs.json_object must be true or left out")
-        if self.after is not None and not (isinstance(self.after, str) and self.after):
-            raise RequestError("structured_outputs.after must be a text that is not empty")
+        for name in ("after", "unless_begun_by"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise RequestError(f"structured_outputs.{name} must be a text that is not empty")
+        if self.unless_begun_by is not None and self.after is None:
+            raise RequestError("structured_outputs.unless_begun_by needs after")
 
     @classmethod
     def read(cls, value: Any) -> StructuredOutputs:
-        """From a mapping of the fields. Raises RequestError."""
+        """From a mapping of what callers may say: one of the forms, and ``after``.
+
+        Raises RequestError.
+        """
         if isinstance(value, cls):
             return value
-        known = {field.name for field in fields(cls)}
-        if not isinstance(value, Mapping) or not value.keys() <= known:
+        if not isinstance(value, Mapping) or not value.keys() <= {*FORMS, "after"}:
             raise RequestError(f"structured_outputs must be an object with some of {', '.join(FORMS)}")
         return cls(**value)
 

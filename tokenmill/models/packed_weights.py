@@ -25,7 +25,7 @@ log = logging.getLogger("tokenmill.weights")
 class PackedWeights:
     """Hands out what is on disk, and puts what had to be packed there.
 
-    found: the file's matrices by the names of what they were packed from.
+    model, key: what the file is found by. found: its matrices, by what they were packed from.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class PackedWeights:
         found: Mapping[str, PackedMatrix],
     ) -> None:
         self._cache = cache
-        self._model = model
-        self._key = key
+        self.model = model
+        self.key = key
         self._provider = provider
         self._found = found
         self._used: dict[str, NativeWeight] = {}
@@ -70,14 +70,14 @@ class PackedWeights:
         if self._hits == len(self._used):
             return None
         matrices = {name: weight.tiles() for name, weight in self._used.items()}
-        arguments = (self._model, self._key, matrices)
+        arguments = (self.model, self.key, matrices)
         thread = threading.Thread(target=self._cache.write, args=arguments, name="packed-weights")
         thread.start()
         return thread
 
     def describe(self) -> str:
         """For people."""
-        path = self._cache.path(self._model, self._key)
+        path = self._cache.path(self.model, self.key)
         return f"{self._hits} of {len(self._used)} matrices from {path}"
 
 
@@ -89,12 +89,10 @@ def open_packed_weights(
     None if the checkpoint has no files that could be told from others.
     """
     path = checkpoint.path
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        return None
     try:
-        files = (
-            sorted(p for p in path.iterdir() if p.suffix in (".json", ".safetensors"))
-            if path.is_dir()
-            else [path]
-        )
         identity = files_identity(files)
     except OSError as error:
         log.warning("packed weights are not used: cannot read %s: %s", path, error.strerror or error)
@@ -109,5 +107,4 @@ def open_packed_weights(
         }
     )
     model = str(Path(path).absolute())
-    found = cache.read(model, key)
-    return PackedWeights(cache, model, key, provider, {} if found is None else found.matrices)
+    return PackedWeights(cache, model, key, provider, cache.read(model, key))

@@ -11,14 +11,18 @@ import ctypes
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.ops.choice import MEASURED_AT, NUM_CHOICES, WIDTHS, KernelChoices
 from tokenmill.ops.table import (
+    LOGITS,
     Attention,
     Embed,
     Experts,
@@ -96,18 +100,26 @@ def _checked(tensor: torch.Tensor | None, width: int, what: str) -> torch.Tensor
 class NativeProvider:
     """Operators on this process's own thread pool.
 
-    kernels: which compiled variant to use ("avx512", "avx2" or "portable").
+    kernels: which compiled variant to use ("avx512", "avxvnni", "avx2" or "portable").
+    choices: lets measurement choose another one for matrix products, where that is faster.
     """
 
     name = "native"
 
-    def __init__(self, num_threads: int, cpus: Sequence[int], kernels: str) -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        cpus: Sequence[int],
+        kernels: str,
+        choices: KernelChoices | None = None,
+    ) -> None:
         from tokenmill import _native
 
         self._native = _native
         self.pool = _native.ThreadPool(num_threads, list(cpus))
         self.executor = _native.Executor(self.pool, kernels)
         self.kernels = kernels
+        self.choices = choices
         self._blocks: dict[str, int] = dict(_native.formats())
 
     def why_not(self, params: OpParams) -> str | None:
@@ -236,6 +248,25 @@ class NativeProvider:
         if norm is not None and act:
             raise ValueError("a linear layer takes a norm or an activation before it, not both")
 
+        def measure(variant: str, rows: int) -> float:
+            width = p.weight.in_features * (2 if act and p.gated else 1)
+            count = torch.tensor([rows], dtype=torch.int32)
+            x, out = torch.full((rows, width), 0.5), torch.empty(rows, p.weight.out_features)
+            started = time.perf_counter()
+            call(
+                count.data_ptr(), x.data_ptr(), 0, weight, _address(norm), _address(bias),
+                out.data_ptr(), eps, softcap, act, accumulate, rows, name,
+                _address(norm_bias), p.centre, p.gated, p.scale, [variant] * NUM_CHOICES,
+            )  # fmt: skip
+            return time.perf_counter() - started
+
+        variants: list[str] = []
+        if self.choices is not None:
+            operator = f"{name} {'+'.join(p.weight.formats)}"
+            # Few logits are wanted at once, and measuring many of them would take long.
+            most_rows = WIDTHS[1] if p.label == LOGITS else max(MEASURED_AT)
+            variants = list(self.choices.choose(operator, measure, most_rows))
+
         def linear(
             rows: torch.Tensor,
             x: torch.Tensor,
@@ -245,7 +276,7 @@ class NativeProvider:
             call(
                 rows.data_ptr(), x.data_ptr(), _address(row_index), weight, _address(norm),
                 _address(bias), out.data_ptr(), eps, softcap, act, accumulate, out.shape[0], name,
-                _address(norm_bias), p.centre, p.gated, p.scale,
+                _address(norm_bias), p.centre, p.gated, p.scale, variants,
             )  # fmt: skip
 
         return linear
@@ -371,11 +402,16 @@ class NativeProvider:
 
 
 def load_provider(
-    num_threads: int, cpus: Sequence[int] = (), kernels: str | None = None
+    num_threads: int,
+    cpus: Sequence[int] = (),
+    kernels: str | None = None,
+    make_choices: Callable[[Sequence[str], Callable[[str], bool]], KernelChoices] | None = None,
 ) -> tuple[NativeProvider | None, str]:
     """The native provider with the best kernels that this CPU runs and that pass their self-check.
 
-    kernels: take this variant; None takes $TOKENMILL_KERNELS or the best.
+    kernels: take this variant; None takes $TOKENMILL_KERNELS or the best. make_choices: of the variants
+    (the best first; the portable one only if it is the only one) and of what tells whether one passes
+    its self-check; not asked if one variant is wanted.
     Returns (provider, which kernels) or (None, why there is none).
     """
     try:
@@ -389,11 +425,19 @@ def load_provider(
             None,
             f"kernels {wanted!r} are not available here; this CPU can run {', '.join(available)}",
         )
-    for name in [wanted] if wanted else available:
+
+    @cache
+    def works(name: str) -> bool:
         reason = _native.self_check(name)
-        if not reason:
-            return NativeProvider(num_threads, cpus, name), f"kernels {name}"
-        log.warning("kernels %s failed their self-check and are not used: %s", name, reason)
+        if reason:
+            log.warning("kernels %s failed their self-check and are not used: %s", name, reason)
+        return not reason
+
+    for name in [wanted] if wanted else available:
+        if works(name):
+            others = [other for other in available if other not in (name, "portable")]
+            choices = make_choices((name, *others), works) if make_choices and not wanted else None
+            return NativeProvider(num_threads, cpus, name, choices), f"kernels {name}"
     return None, "no kernel variant passed its self-check"
 
 

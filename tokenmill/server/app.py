@@ -42,6 +42,7 @@ from tokenmill.server.metrics import Metrics
 from tokenmill.server.openapi.document import document_route
 from tokenmill.server.operations import CONTROL_PATHS, Operations
 from tokenmill.server.protocol import (
+    ChatEngine,
     Common,
     ServingEngine,
     check_model,
@@ -92,13 +93,13 @@ def create_app(
     config = config or ServerConfig()
     controls = controls or Controls.of(config)
     metrics = Metrics(config.metrics_prefix, model_names[0], engine.max_model_len)
-    engine = ServedEngine(engine, config, metrics)
-    server = Server(engine, tuple(model_names), config.max_body_bytes)
-    vectors = EmbeddingEndpoints(engine, model_names, config.max_body_bytes)
-    scoring = ScoringEndpoints(engine, model_names, config.max_body_bytes)
-    tokens = TokenEndpoints(engine, model_names, config.max_body_bytes)
-    about = About(engine)
-    operations = Operations(engine, config, controls.gate, metrics)
+    served = ServedEngine(engine, config, metrics)
+    server = Server(served, tuple(model_names), config.max_body_bytes)
+    vectors = EmbeddingEndpoints(served, model_names, config.max_body_bytes)
+    scoring = ScoringEndpoints(served, model_names, config.max_body_bytes)
+    tokens = TokenEndpoints(served, model_names, config.max_body_bytes)
+    about = About(served)
+    operations = Operations(served, config, controls.gate, metrics)
     routes = [
         Route("/health", answering(operations.health)),
         Route("/ready", answering(operations.ready)),
@@ -110,10 +111,10 @@ def create_app(
         Route("/v1/chat/completions", answering(server.chat), methods=["POST"]),
         *_response_routes(
             ResponseEndpoints(
-                engine, model_names, config.max_body_bytes, ResponseStore(config.max_stored_bytes)
+                served, model_names, config.max_body_bytes, ResponseStore(config.max_stored_bytes)
             )
         ),
-        *_message_routes(MessageEndpoints(engine, model_names, config.max_body_bytes)),
+        *_message_routes(MessageEndpoints(served, model_names, config.max_body_bytes)),
         Route("/v1/embeddings", answering(vectors.create), methods=["POST"]),
         Route("/tokenize", answering(tokens.tokenize), methods=["POST"]),
         Route("/detokenize", answering(tokens.detokenize), methods=["POST"]),
@@ -195,7 +196,7 @@ def _message_routes(messages: MessageEndpoints) -> list[Route]:
 class Server:
     """The endpoints."""
 
-    def __init__(self, engine: ServingEngine, names: tuple[str, ...], max_body_bytes: int) -> None:
+    def __init__(self, engine: ChatEngine, names: tuple[str, ...], max_body_bytes: int) -> None:
         self._engine = engine
         self._names = names
         self._max_body_bytes = max_body_bytes

@@ -14,9 +14,12 @@ from tokenmill.engine.outputs import (
 )
 from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import SamplingParams
+from tokenmill.server.answer_format import AnswerFormat
+from tokenmill.server.chat_messages import read_messages
 from tokenmill.server.errors import ApiError
 from tokenmill.server.fields import Fields, whole
 from tokenmill.server.sampling import read_sampling
+from tokenmill.server.tools.request import ToolUse, read_tool_use
 
 Prompt = str | list[int]
 
@@ -26,6 +29,11 @@ MAX_PROMPTS = 256
 
 class ServingTemplate(Protocol):
     """A chat template; ``tokenmill.tokenizer.ChatTemplate`` is one."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """What is written in the templates, by name."""
+        ...
 
     def render(
         self,
@@ -58,6 +66,10 @@ class ServingTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token."""
+        ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a mark rather than text."""
         ...
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -134,6 +146,13 @@ class ServingEngine(Protocol):
         ...
 
 
+class ChatEngine(ServingEngine, Protocol):
+    """An engine whose answers in chats can be read; ``ServedEngine`` is one."""
+
+    answer_format: AnswerFormat
+    """How the model writes thoughts, words and calls."""
+
+
 @dataclass(frozen=True)
 class Common:
     """What both kinds of request have.
@@ -155,11 +174,17 @@ class Common:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Body of /v1/chat/completions. options: further arguments of the chat template."""
+    """Body of /v1/chat/completions.
+
+    options: further arguments of the chat template. tools: those that may be called; None if none may.
+    include_reasoning: whether the client wants to read thoughts.
+    """
 
     common: Common
     messages: list[Any]
     options: dict[str, Any]
+    tools: ToolUse | None
+    include_reasoning: bool
 
 
 def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
@@ -167,13 +192,10 @@ def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
     fields.refuse(
         ("functions", "audio", "chat_template", "web_search_options", "truncate_prompt_tokens")
     )
-    fields.refuse(("function_call", "tool_choice"), (None, "none", "auto"))
+    fields.refuse(("function_call",), (None, "none", "auto"))
     fields.refuse(("modalities",), (None, [], ["text"]))
-    messages = fields.array("messages")
-    if not messages:
-        raise fields.wrong("messages", "must be a list with at least one message")
-    if not all(isinstance(message, dict) for message in messages):
-        raise fields.wrong("messages", "must be a list of objects with 'role' and 'content'")
+    messages = read_messages(fields)
+    tools = read_tool_use(fields)
     max_tokens = fields.integer("max_completion_tokens", minimum=1)
     if max_tokens is None:
         max_tokens = fields.integer("max_tokens", minimum=1)
@@ -195,7 +217,13 @@ def read_chat(fields: Fields, defaults: SamplingParams) -> ChatRequest:
         "add_generation_prompt": fields.flag("add_generation_prompt", not continues),
         "continue_final_message": continues,
     }
-    return ChatRequest(read_common(fields, sampling), messages, options)
+    return ChatRequest(
+        common=read_common(fields, sampling),
+        messages=messages,
+        options=options,
+        tools=tools,
+        include_reasoning=fields.flag("include_reasoning", True),
+    )
 
 
 def read_common(fields: Fields, sampling: SamplingParams) -> Common:

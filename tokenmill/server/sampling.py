@@ -86,12 +86,12 @@ def _form(fields: Fields) -> StructuredOutputs | None:
         if given is not None:
             return StructuredOutputs.read(given)
         if kind == "json_object":
-            return StructuredOutputs(json_object=True)
+            return StructuredOutputs(json_object=True, called="response_format")
         if kind == "json_schema":
             schema = asked.section("json_schema").object("schema")
             if schema is None:
                 raise fields.wrong("response_format", "needs json_schema.schema, an object")
-            return StructuredOutputs(json=schema)
+            return StructuredOutputs(json=schema, called="response_format")
     except RequestError as error:
         raise ApiError(
             str(error), param="structured_outputs" if given else "response_format"

@@ -20,6 +20,7 @@ from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
 from tokenmill.errors import TokenmillError
 from tokenmill.server.admission import queue_full
+from tokenmill.server.answer_format import answer_format
 from tokenmill.server.errors import ApiError
 from tokenmill.server.metrics import Finished, Metrics
 from tokenmill.server.protocol import ServingEngine, ServingTokenizer
@@ -36,6 +37,8 @@ class ServedEngine:
 
     Refuses what exceeds the limits of ``config`` (400) and what would wait behind too many others
     (429), ends what takes too long (504), and tells ``metrics``, the request's note and the log.
+    answer_format: how the model writes thoughts, words and calls. Raises ConfigError if there is no
+    tool parser of the configured name.
     """
 
     def __init__(self, engine: ServingEngine, config: ServerConfig, metrics: Metrics) -> None:
@@ -46,6 +49,11 @@ class ServedEngine:
             FREELY_LONG, CHARS_PER_TOKEN * engine.max_model_len
         )
         engine.watch(metrics.tokens)
+        tokenizer = engine.tokenizer
+        template = None if tokenizer is None else tokenizer.chat_template
+        self.answer_format = answer_format(
+            {} if template is None else template.sources, config.tool_parser
+        )
 
     @property
     def tokenizer(self) -> ServingTokenizer | None:

@@ -20,44 +20,21 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from tokenmill.errors import CheckpointError
-from tokenmill.weights.model_cache import SPARE_BYTES, home
-from tokenmill.weights.packed_file import (
-    PackedFile,
-    PackedMatrix,
-    flush,
-    read_model,
-    read_packed,
-    write_packed,
-)
+from tokenmill.weights.model_cache import SPARE_BYTES
+from tokenmill.weights.packed_directory import SUFFIX, packed_entries
+from tokenmill.weights.packed_file import PackedMatrix, read_packed, write_packed
 
 log = logging.getLogger("tokenmill.weights")
 
-SUFFIX = ".packed"
 TEMPORARY = ".new"
 HEAD_BYTES = 1 << 20
 SAMPLES, SAMPLE_BYTES = 64, 4096
 SMALLEST_BYTES = 16 << 20
 """Models of fewer packed bytes are packed anew each time, which takes hardly longer."""
-
-
-@dataclass(frozen=True)
-class PackedEntry:
-    """A file of the cache. model: where its weights came from; used: time of last use, seconds."""
-
-    path: Path
-    model: str
-    size_bytes: int
-    used: float
-
-
-def packed_directory() -> Path:
-    """Where packed weights lie."""
-    return home() / "packed"
 
 
 def files_identity(files: Sequence[Path]) -> str:
@@ -94,16 +71,16 @@ class PackedCache:
         stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", Path(model).stem).strip(".-") or "model"
         return self.directory / f"{stem[:60]}-{hashlib.sha256(key.encode()).hexdigest()[:20]}{SUFFIX}"
 
-    def read(self, model: str, key: str) -> PackedFile | None:
-        """The weights packed before, mapped; None if there are none that can be used."""
+    def read(self, model: str, key: str) -> dict[str, PackedMatrix]:
+        """The matrices packed before, over the mapped file; {} if there are none that can be used."""
         path = self.path(model, key)
         if not path.exists():
-            return None
+            return {}
         try:
             found = read_packed(path, key)
-        except (CheckpointError, ValueError) as error:
+        except CheckpointError as error:
             log.warning("packed weights are ignored and made anew: %s", error)
-            return None
+            return {}
         with contextlib.suppress(OSError):  # a cache that can't be written can still be read
             os.utime(path)
         return found
@@ -130,7 +107,8 @@ class PackedCache:
                 return False
             with self._temporary() as (temporary, file):
                 write_packed(file, key, model, matrices)
-                flush(file)
+                file.flush()
+                os.fsync(file.fileno())
                 os.replace(temporary, final)
         except OSError as error:
             log.warning(
@@ -140,33 +118,9 @@ class PackedCache:
         log.info("packed weights are kept in %s", final)
         return True
 
-    def entries(self) -> list[PackedEntry]:
-        """What the cache holds, least recently used first."""
-        found = []
-        if self.directory.is_dir():
-            for path in self.directory.glob(f"*{SUFFIX}"):
-                with contextlib.suppress(OSError):  # another process may be removing it
-                    status = path.stat()
-                    try:
-                        model = read_model(path)
-                    except (CheckpointError, ValueError):
-                        model = ""
-                    found.append(PackedEntry(path, model, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda entry: entry.used)
-
-    def remove(self, model: Path) -> int:
-        """Removes what was packed from files at or below ``model``; returns how many it removed."""
-        removed = 0
-        for entry in self.entries():
-            if entry.model and Path(entry.model).is_relative_to(model):
-                with contextlib.suppress(OSError):
-                    entry.path.unlink()
-                    removed += 1
-        return removed
-
     def _make_room(self, size: int, replaced: Path) -> None:
         """Removes what was not used for longest, until ``size`` more bytes fit."""
-        entries = [entry for entry in self.entries() if entry.path != replaced]
+        entries = [e for e in packed_entries(self.directory) if e.path != replaced]
         total = sum(entry.size_bytes for entry in entries)
         for entry in entries:
             if total + size <= self.limit_bytes:

@@ -21,8 +21,10 @@ from tokenmill.errors import EngineDeadError, RequestError
 
 @dataclass
 class SayingEngine(FakeEngine):
-    """Answers with ``says``, a token for each character, and a pause of ``pace`` before each. Where ``says``
-    has a NUL, the engine fails."""
+    """Answers with ``says``, a token for each character, and a pause of ``pace`` before each.
+
+    It fails where ``says`` has a NUL, and refuses to say nothing.
+    """
 
     says: str = "Hello."
 
@@ -82,8 +84,10 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Tab:
-    """A page in the browser, and what must not have happened in it at the end. Errors that a test expects
-    in the console are named in ``expected``."""
+    """A page in the browser.
+
+    problems: what must not happen in it, but for what has a text of ``expected`` in it.
+    """
 
     page: Page
     address: str
@@ -149,7 +153,7 @@ Opening = Callable[..., Tab]
 def tabs(browser: Browser, engine: SayingEngine) -> Iterator[Opening]:
     """Opens the page of a server with ``engine``: tabs(config=..., **how the browser is)."""
     with ExitStack() as stack:
-        opened: list[Tab] = []
+        made: list[Tab] = []
 
         def open_tab(
             config: ServerConfig | None = None,
@@ -157,19 +161,20 @@ def tabs(browser: Browser, engine: SayingEngine) -> Iterator[Opening]:
             **context: Any,
         ) -> Tab:
             address = stack.enter_context(running(engine, config))
-            tab = stack.enter_context(_tab(browser, address, **context))
-            opened.append(tab)
+            tab = stack.enter_context(opened(browser, address, **context))
+            made.append(tab)
             if prepare is not None:
                 prepare(tab.page)
             return tab.open()
 
         yield open_tab
-        for tab in opened:
+        for tab in made:
             tab.check()
 
 
 @contextmanager
-def _tab(browser: Browser, address: str, **options: Any) -> Iterator[Tab]:
+def opened(browser: Browser, address: str, **options: Any) -> Iterator[Tab]:
+    """A tab of its own for a server that is there. Nothing is checked at its end."""
     context = browser.new_context(**options)
     context.set_default_timeout(15_000)
     try:

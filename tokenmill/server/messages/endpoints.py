@@ -17,14 +17,14 @@ from tokenmill.server.fields import Fields
 from tokenmill.server.messages.errors import error_body
 from tokenmill.server.messages.events import MessageEvents
 from tokenmill.server.messages.request import MessageRequest, read_count, read_message
-from tokenmill.server.protocol import ServingEngine, check_model
+from tokenmill.server.protocol import ChatEngine, check_model
 from tokenmill.server.typed_events import stream_of
 
 
 class MessageEndpoints:
     """Makes messages, and counts what they would read. names: of the model, the first one first."""
 
-    def __init__(self, engine: ServingEngine, names: Sequence[str], max_body_bytes: int) -> None:
+    def __init__(self, engine: ChatEngine, names: Sequence[str], max_body_bytes: int) -> None:
         self._engine = engine
         self._names = names
         self._max_body_bytes = max_body_bytes
@@ -52,7 +52,7 @@ class MessageEndpoints:
 class _Answer:
     """One message under way."""
 
-    def __init__(self, engine: ServingEngine, request: MessageRequest, model: str) -> None:
+    def __init__(self, engine: ChatEngine, request: MessageRequest, model: str) -> None:
         self._engine = engine
         self._request = request
         self._growing = MessageEvents(model, request.max_tokens)

@@ -27,7 +27,8 @@ USAGE = record(
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
         "prompt_tokens_details": record({"cached_tokens": COUNT}),
-    }
+    },
+    {"completion_tokens_details": record({"reasoning_tokens": COUNT})},
 )
 
 TOKEN_IDS = array(COUNT)

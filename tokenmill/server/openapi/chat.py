@@ -27,11 +27,41 @@ from tokenmill.server.openapi.schemas import (
 )
 from tokenmill.server.protocol import read_chat
 
-MESSAGE = record({"role": constant("assistant"), "content": nullable(TEXT), "refusal": NULL})
+REASONING = {"reasoning_content": TEXT, "reasoning": TEXT}
 
-DELTA = record({}, {"role": constant("assistant"), "content": TEXT})
+CALL = record(
+    {
+        "id": TEXT,
+        "type": constant("function"),
+        "function": record({"name": TEXT, "arguments": TEXT}),
+    }
+)
 
-CHOICE = {"index": COUNT, "logprobs": nullable(CHAT_LOGPROBS), "finish_reason": finish_reason()}
+CALL_DELTA = record(
+    {"index": COUNT, "function": record({"arguments": TEXT}, {"name": TEXT})},
+    {"id": TEXT, "type": constant("function")},
+)
+
+MESSAGE = record(
+    {"role": constant("assistant"), "content": nullable(TEXT), "refusal": NULL},
+    {**REASONING, "tool_calls": array(CALL)},
+)
+
+DELTA = record(
+    {},
+    {
+        "role": constant("assistant"),
+        "content": TEXT,
+        **REASONING,
+        "tool_calls": array(CALL_DELTA),
+    },
+)
+
+CHOICE = {
+    "index": COUNT,
+    "logprobs": nullable(CHAT_LOGPROBS),
+    "finish_reason": finish_reason("tool_calls"),
+}
 
 WHOLE = record(
     {

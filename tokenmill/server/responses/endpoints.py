@@ -14,7 +14,7 @@ from tokenmill.server.chat_events import chat_events
 from tokenmill.server.connection import JsonResponse, read_json, while_connected
 from tokenmill.server.errors import ApiError
 from tokenmill.server.fields import Fields
-from tokenmill.server.protocol import ChatRequest, ServingEngine, check_model
+from tokenmill.server.protocol import ChatEngine, ChatRequest, check_model
 from tokenmill.server.responses.events import ResponseEvents
 from tokenmill.server.responses.items import Item
 from tokenmill.server.responses.request import ResponseRequest, read_response
@@ -31,7 +31,7 @@ class ResponseEndpoints:
 
     def __init__(
         self,
-        engine: ServingEngine,
+        engine: ChatEngine,
         names: Sequence[str],
         max_body_bytes: int,
         store: ResponseStore,
@@ -91,7 +91,7 @@ class _Answer:
 
     def __init__(
         self,
-        engine: ServingEngine,
+        engine: ChatEngine,
         store: ResponseStore,
         request: ResponseRequest,
         chat: ChatRequest,

@@ -34,12 +34,14 @@ class Family(ABC):
     """How calls are written.
 
     marks: special tokens that its parser must see. trigger: what begins calls wherever it stands; None
-    if only the beginning of an answer tells that it is a call. template: of the model, for variants.
+    if only the beginning of an answer tells that it is a call. any_words: what can't be taken for
+    calls, as an expression of a grammar. template: of the model, for variants.
     """
 
     name: ClassVar[str]
     marks: ClassVar[tuple[str, ...]] = ()
     trigger: ClassVar[str | None]
+    any_words: ClassVar[str] = "/(?s:.*)/"
 
     def __init__(self, template: str = "") -> None:
         self.template = template
@@ -59,6 +61,11 @@ class Family(ABC):
         docs/syntax.md). ``calls`` is one call, or several if ``parallel``; where there is a trigger,
         it begins with ``trigger``, which the caller defines.
         """
+
+    def words(self, form: str | None, mark: Mark) -> str:
+        """Rules in which ``words`` is an answer that calls nothing. form: what it has to be, as an
+        expression; None is any text."""
+        return f"words: {form or self.any_words}"
 
     def call_id(self) -> str:
         """The name of a new call."""

@@ -68,10 +68,16 @@ class Harmony(Family):
             f'"json" {mark(MESSAGE)} {arguments(function)}'
             for function in functions
         ]
-        thoughts = (
-            f"{mark(CHANNEL)} {quoted(THOUGHTS)} {mark(MESSAGE)} /(?s:.*)/ {mark(END)} {mark(START)} "
-            '"assistant"'
-        )
-        return "\n".join(
-            [f"thoughts: {thoughts}", "calls: thoughts? call", alternatives("call", bodies)]
-        )
+        rules = [_thoughts("before_calls", mark), "calls: before_calls? call"]
+        return "\n".join([*rules, alternatives("call", bodies)])
+
+    def words(self, form: str | None, mark: Mark) -> str:
+        """See Family."""
+        final = f"{mark(CHANNEL)} {quoted(FINAL)} {mark(MESSAGE)} {form or self.any_words}"
+        return "\n".join([_thoughts("before_words", mark), f"words: before_words? {final}"])
+
+
+def _thoughts(name: str, mark: Mark) -> str:
+    """A rule for thoughts and the beginning of what follows them."""
+    message = f"{mark(CHANNEL)} {quoted(THOUGHTS)} {mark(MESSAGE)} /(?s:.*)/ {mark(END)}"
+    return f'{name}: {message} {mark(START)} "assistant"'

@@ -26,6 +26,7 @@ class LlamaJson(Family):
     name = "llama3_json"
     marks = (TAG,)
     trigger = None
+    any_words = r"/[^{\[\s](?s:.*)/"
 
     @classmethod
     def recognises(cls, template: str) -> bool:

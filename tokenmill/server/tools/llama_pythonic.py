@@ -39,6 +39,7 @@ class LlamaPythonic(Family):
     name = "pythonic"
     marks = (BEGIN, END, TAG)
     trigger = None
+    any_words = r"/[^{\[\s](?s:.*)/"
 
     @classmethod
     def recognises(cls, template: str) -> bool:

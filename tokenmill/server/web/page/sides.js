@@ -34,7 +34,8 @@ export class Sides {
       entry.opener.setAttribute("aria-expanded", String(!entry.side.hidden));
     }
     // What lies below can't be reached by keyboard.
-    document.querySelector("main").inert = this.narrow.matches && this.sides.some((entry) => !entry.side.hidden);
+    const covered = this.narrow.matches && this.sides.some((entry) => !entry.side.hidden);
+    for (const part of document.querySelector("main").children) part.inert = covered;
     this.panelShown(!byId("panel").hidden);
   }
 

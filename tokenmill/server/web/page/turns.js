@@ -100,7 +100,8 @@ class Turn {
     const edit = button("Edit", () => this.edit(), { class: "quiet", ...able });
     const retry = button("Retry", () => turns.actions.retry(message), { class: "quiet", ...able });
     retry.title = own ? "Ask this again" : "Make another answer";
-    this.foot.replaceChildren(...this.versionButtons(able), copy, edit, retry, this.figures);
+    this.foot.replaceChildren(...this.versionButtons(able), copy, edit, retry);
+    if (!own) this.foot.append(this.figures);
   }
 
   versionButtons(able) {
