@@ -136,7 +136,8 @@ CASES: list[tuple[type[Family], str, list[Any]]] = [
     # Kimi
     (
         Kimi,
-        f"Hm. <|tool_calls_section_begin|><|tool_call_begin|>functions.{Q}:0<|tool_call_argument_begin|>"
+        "Hm. <|tool_calls_section_begin|><|tool_call_begin|>"
+        f"functions.{Q}:0<|tool_call_argument_begin|>"
         f"{ROME}<|tool_call_end|><|tool_call_begin|>functions.b:1<|tool_call_argument_begin|>{{}}"
         "<|tool_call_end|><|tool_calls_section_end|>",
         ["Hm.", (Q, ROME, f"functions.{Q}:0"), ("b", "{}", "functions.b:1")],
@@ -144,7 +145,8 @@ CASES: list[tuple[type[Family], str, list[Any]]] = [
     # Qwen3-Coder
     (
         Qwen3Coder,
-        'I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nSan\n"Marino"\n\n</parameter>\n'
+        'I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nSan\n"Marino"\n\n'
+        "</parameter>\n"
         '<parameter=days>\n2\n</parameter>\n<parameter=where>\n{"a": 1}\n</parameter>\n'
         "<parameter=exact>\nTrue\n</parameter>\n</function>\n</tool_call>",
         [
@@ -178,7 +180,8 @@ CASES: list[tuple[type[Family], str, list[Any]]] = [
     # gpt-oss
     (
         Harmony,
-        "<|channel|>analysis<|message|>Hm, well.<|end|><|start|>assistant<|channel|>final<|message|>Hello!",
+        "<|channel|>analysis<|message|>Hm, well.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hello!",
         [{"thought": "Hm, well."}, "Hello!"],
     ),
     (
@@ -189,7 +192,8 @@ CASES: list[tuple[type[Family], str, list[Any]]] = [
     ),
     (
         Harmony,
-        f"<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.{Q}<|channel|>commentary json"
+        "<|channel|>analysis<|message|>a<|end|>"
+        f"<|start|>assistant to=functions.{Q}<|channel|>commentary json"
         f"<|message|>{ROME}<|call|>",
         [{"thought": "a"}, (Q, ROME)],
     ),

@@ -29,6 +29,7 @@ py_value: py_text | py_number | "True" | "False" | "None" | py_list | py_dict
 py_text: %json {"type": "string"}
 py_number: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,3})?/
 py_list: "[" (py_value (", " py_value)*)? "]"
+py_argument: /[A-Za-z_][A-Za-z0-9_]{0,63}/ "=" py_value
 py_dict: "{" (py_text ": " py_value (", " py_text ": " py_value)*)? "}"
 """
 
@@ -167,6 +168,8 @@ def _parameters(function: Function) -> str:
     """Keyword arguments: those that are required first, then any of the others."""
     properties: Mapping[str, Any] = function.parameters.get("properties") or {}
     required = function.parameters.get("required") or ()
+    if not properties and function.parameters.get("additionalProperties", True):
+        return '(py_argument (", " py_argument)*)?'
     needed = [_parameter(key, properties[key]) for key in properties if key in required]
     others = [_parameter(key, properties[key]) for key in properties if key not in required]
     if needed:
@@ -179,10 +182,15 @@ def _parameters(function: Function) -> str:
     return f"({' | '.join(options)})?" if options else ""
 
 
+def _python(value: Any) -> str:
+    """A value as models write it."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
 def _parameter(key: str, value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if isinstance(value, Mapping) and isinstance(value.get("enum"), list):
-        texts = " | ".join(quoted(repr(one)) for one in value["enum"])
+        texts = " | ".join(quoted(_python(one)) for one in value["enum"])
         return f"{quoted(key + '=')} ({texts})"
     if kind in ("string", "integer", "number"):
         plain = {name: item for name, item in value.items() if name not in ("default", "description")}
