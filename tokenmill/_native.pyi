@@ -41,7 +41,9 @@ class Executor:
     def kernels(self) -> str: ...
     def begin_recording(self) -> None: ...
     def end_recording(self) -> Program: ...
-    def embed(self, rows: int, ids: int, weight: Matrix, out: int, scale: float) -> None: ...
+    def embed(
+        self, rows: int, ids: int, weight: Matrix, out: int, scale: float, accumulate: bool
+    ) -> None: ...
     def linear(
         self,
         rows: int,
@@ -57,10 +59,23 @@ class Executor:
         accumulate: bool,
         capacity: int,
         name: str,
+        norm_bias: int,
+        centre: bool,
+        gated: bool,
+        scale: float,
         variants: Sequence[str],
     ) -> None: ...
     def rms_norm(
-        self, rows: int, x: int, weight: int, out: int, width: int, eps: float, accumulate: bool
+        self,
+        rows: int,
+        x: int,
+        weight: int,
+        out: int,
+        width: int,
+        eps: float,
+        accumulate: bool,
+        bias: int,
+        centre: bool,
     ) -> None: ...
     def rope_table(
         self, rows: int, positions: int, inv_freq: int, out: int, rotary_dim: int, scale: float
@@ -80,6 +95,7 @@ class Executor:
         head_dim: int,
         rotary_dim: int,
         eps: float,
+        whole_norm: bool,
     ) -> None: ...
     def attention(
         self,
@@ -98,6 +114,7 @@ class Executor:
         scale: float,
         softcap: float,
         sinks: int,
+        slopes: int,
     ) -> None: ...
     def route(
         self,

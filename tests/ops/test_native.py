@@ -14,7 +14,16 @@ from tests.ops.native_cases import BLOCKS, PLAIN, count, make_cache, make_step, 
 from tokenmill.engine.step import StepBuffers
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
-from tokenmill.ops.table import Attention, Embed, Linear, OpParams, RmsNorm, RopeStore, RopeTable
+from tokenmill.ops.table import (
+    Attention,
+    Embed,
+    LayerNorm,
+    Linear,
+    OpParams,
+    RmsNorm,
+    RopeStore,
+    RopeTable,
+)
 from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.tensor import RawTensor
 
@@ -85,7 +94,10 @@ def test_linear(
 @few
 @given(
     tokens=st.integers(1, 13),
-    act=st.sampled_from([None, "silu", "gelu", "gelu_tanh"]),
+    act=st.sampled_from([None, "silu", "gelu", "gelu_tanh", "relu", "relu2"]),
+    gated=st.booleans(),
+    centre=st.booleans(),
+    scale=st.sampled_from([1.0, 0.3]),
     bias=st.booleans(),
     softcap=st.sampled_from([0.0, 4.0]),
     accumulate=st.booleans(),
@@ -98,6 +110,9 @@ def test_linear_options_and_mixed_segments(
     provider: NativeProvider,
     tokens: int,
     act: str | None,
+    gated: bool,
+    centre: bool,
+    scale: float,
     bias: bool,
     softcap: float,
     accumulate: bool,
@@ -112,13 +127,17 @@ def test_linear_options_and_mixed_segments(
         provider,
         segments,
         norm=None if act else torch.randn(cols, generator=gen),
+        norm_bias=torch.randn(cols, generator=gen) if centre and bias and not act else None,
+        centre=centre,
         eps=1e-6,
         act=act,
+        gated=gated,
+        scale=scale,
         bias=torch.randn(rows, generator=gen) if bias else None,
         softcap=softcap,
         accumulate=accumulate,
     )
-    x = torch.randn(tokens, cols * (2 if act else 1), generator=gen)
+    x = torch.randn(tokens, cols * (2 if act and gated else 1), generator=gen)
     start = torch.randn(tokens, rows, generator=gen)
     got, want = start.clone(), start.clone()
     fast(count(tokens), x, got)
@@ -188,6 +207,45 @@ def test_rms_norm(
     close(got, want)
 
 
+@few
+@given(
+    width=st.integers(1, 100),
+    tokens=st.integers(0, 9),
+    bias=st.booleans(),
+    accumulate=st.booleans(),
+    seed=seeds,
+)
+def test_layer_norm(
+    provider: NativeProvider, width: int, tokens: int, bias: bool, accumulate: bool, seed: int
+) -> None:
+    gen = generator(seed)
+    weight, offset = torch.randn(2, width, generator=gen)
+    params = LayerNorm(weight, 1e-2, offset if bias else None, accumulate)
+    # Far from zero, so that an average taken the wrong way would show.
+    x = torch.randn(tokens + 1, width, generator=gen) + 7
+    start = torch.randn(tokens + 1, width, generator=gen)
+    got, want = start.clone(), start.clone()
+    provider.bind(params)(count(tokens), x, got)
+    REFERENCE.bind(params)(count(tokens), x, want)
+    close(got, want, 2e-4)
+    assert torch.equal(got[tokens:], start[tokens:])
+    if not accumulate:
+        in_place = x.clone()
+        provider.bind(params)(count(tokens), in_place, in_place)
+        assert torch.equal(in_place[:tokens], got[:tokens])
+
+
+def test_embeddings_can_be_added(provider: NativeProvider) -> None:
+    raw = random_matrix("F32", 20, 24, generator(1))
+    ids, start = torch.tensor([3, 19, 0], dtype=torch.int32), torch.randn(3, 24)
+    got, want = start.clone(), start.clone()
+    for p, out in ((provider, got), (REFERENCE, want)):
+        p.bind(Embed(p.pack([raw]), 0.5, accumulate=True))(count(2), ids, out)
+    assert torch.equal(got, want)
+    assert not torch.equal(got[:2], start[:2])
+    assert torch.equal(got[2], start[2])
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_embed(provider: NativeProvider, fmt: str) -> None:
     gen = generator(5)
@@ -221,6 +279,9 @@ def attend(
     seed: int,
     chunks: int = 1,
     with_sinks: bool = False,
+    with_slopes: bool = False,
+    whole_norm: bool = False,
+    rotated: bool = True,
 ) -> torch.Tensor:
     """Attention outputs of all tokens, request by request; the cached ones are stored in ``chunks``."""
     gen = generator(seed)
@@ -229,12 +290,27 @@ def attend(
     num_blocks = sum((t + 15) // 16 for t in total) + 3
     blocks = torch.randperm(num_blocks, generator=gen).to(torch.int32)
     max_blocks = max(total) // 16 + 2
-    rotary = head_dim // 2 * 2
-    table = make(RopeTable(1.0 / 1000 ** (torch.arange(0, rotary, 2) / rotary)))
-    norm = torch.rand(head_dim, generator=generator(1)) + 0.5
-    store = make(RopeStore(heads, kv_heads, head_dim, rotary, dtype, norm, norm + 0.1, 1e-6))
+    rotary = head_dim // 2 * 2 if rotated else 0
+    table = make(RopeTable(1.0 / 1000 ** (torch.arange(0, rotary, 2) / head_dim)))
+    norm = torch.rand(heads * head_dim, generator=generator(1)) + 0.5
+    q_width, k_width = (heads * head_dim, kv_heads * head_dim) if whole_norm else (head_dim, head_dim)
+    store = make(
+        RopeStore(
+            heads,
+            kv_heads,
+            head_dim,
+            rotary,
+            dtype,
+            norm[:q_width],
+            norm[:k_width] + 0.1,
+            1e-6,
+            whole_norm,
+        )
+    )
+    slopes = torch.rand(heads, generator=generator(3)) if with_slopes else None
     sinks = torch.randn(heads, generator=generator(2)) * 2 if with_sinks else None
-    run = make(Attention(heads, kv_heads, head_dim, head_dim**-0.5, dtype, softcap, window, sinks))
+    scale = head_dim**-0.5
+    run = make(Attention(heads, kv_heads, head_dim, scale, dtype, softcap, window, sinks, slopes))
     cache = None
     outputs: list[list[torch.Tensor]] = [[] for _ in requests]
     done = [0 for _ in requests]
@@ -275,6 +351,9 @@ attention_cases = given(
     head_dim=st.sampled_from([8, 24, 64, 80, 144]),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8]),
     with_sinks=st.booleans(),
+    with_slopes=st.booleans(),
+    whole_norm=st.booleans(),
+    rotated=st.booleans(),
     window=st.sampled_from([0, 0, 5, 33]),
     softcap=st.sampled_from([0.0, 3.0]),
     requests=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=3),
@@ -291,6 +370,9 @@ def test_rope_store_and_attention(
     head_dim: int,
     dtype: torch.dtype,
     with_sinks: bool,
+    with_slopes: bool,
+    whole_norm: bool,
+    rotated: bool,
     window: int,
     softcap: float,
     requests: list[tuple[int, int]],
@@ -308,6 +390,9 @@ def test_rope_store_and_attention(
             softcap=softcap,
             seed=seed,
             with_sinks=with_sinks,
+            with_slopes=with_slopes,
+            whole_norm=whole_norm,
+            rotated=rotated,
         )
         for make in (provider.bind, REFERENCE.bind)
     )
@@ -333,6 +418,8 @@ def test_attention_bits_do_not_depend_on_chunks_company_or_threads(
         window=window,
         softcap=0.0,
         seed=11,
+        with_slopes=window == 0,
+        whole_norm=window == 0,
     )
     whole = run(provider.bind, [(700, 1)])
     chunked = run(other.bind, [(700, 1)], chunks=7)

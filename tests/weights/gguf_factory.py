@@ -176,6 +176,10 @@ def tiny_tensors(architecture: str = "llama", *, tied: bool = True, seed: int = 
             parts |= {"attn_q_norm.weight": (8,), "attn_k_norm.weight": (8,)}
         if architecture.startswith("gemma"):
             parts |= {"post_attention_norm.weight": (32,), "post_ffw_norm.weight": (32,)}
+        if architecture == "olmo2":
+            del parts["attn_norm.weight"], parts["ffn_norm.weight"]
+            parts |= {"post_attention_norm.weight": (32,), "post_ffw_norm.weight": (32,)}
+            parts |= {"attn_q_norm.weight": (32,), "attn_k_norm.weight": (16,)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
     return {name: quantized(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
 

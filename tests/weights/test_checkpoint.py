@@ -45,6 +45,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"head_dim": 8, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}),
     "gemma3": ("Gemma3TextConfig", {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 2}),
+    "olmo2": ("Olmo2Config", {}),
     "phi3": ("Phi3Config", {"sliding_window": 100}),
 }
 
@@ -70,7 +81,7 @@ def converted(model: Any, family: str, format: str = "F32") -> dict[str, Any]:
             continue
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
-        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        if gguf_map.FAMILIES[architecture].permuted and ("q_proj" in name or "k_proj" in name):
             count = heads[name.split(".")[-2]]
             split = tensor.reshape(count, 2, tensor.shape[0] // count // 2, *tensor.shape[1:])
             tensor = split.swapaxes(1, 2).reshape(tensor.shape)
@@ -84,6 +95,15 @@ def metadata_for(family: str) -> dict[str, Any]:
     metadata = tiny_metadata(architecture)
     if architecture == "gemma3":
         metadata["gemma3.rope.freq_base"] = 1e6
+    if architecture == "smollm3":
+        metadata["smollm3.rope.freq_base"] = 2e6
+    if architecture == "granite":
+        metadata |= {
+            "granite.embedding_scale": 12.0,
+            "granite.attention.scale": 0.25,
+            "granite.residual_scale": 0.5,
+            "granite.logit_scale": 8.0,
+        }
     if architecture == "phi3":
         metadata["phi3.attention.sliding_window"] = 100
     if architecture == "phi3":
@@ -216,3 +236,9 @@ def test_generation_config_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"generation_config\.json: the JSON is not an object"):
         open_checkpoint(tmp_path)
+
+
+def test_a_gguf_file_of_olmo3_is_refused(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", "olmo2", attention__sliding_window=64)
+    with pytest.raises(CheckpointError, match="OLMo 3"):
+        open_checkpoint(path)

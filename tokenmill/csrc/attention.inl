@@ -74,13 +74,23 @@ static float head_scale(const float* x, int n) {
 static void rope_store(const RopeStoreArgs& a, Thread& thread) {
     const int n = *a.rows, heads = a.num_heads + 2 * a.num_kv_heads, hd = a.head_dim;
     int begin, end;
+    if (a.whole_norm) {  // a token's heads are normalised together, so before they are shared out
+        thread.share(n, begin, end);
+        for (int t = begin; t < end; t++) {
+            float* q = a.qkv + size_t(t) * size_t(heads) * size_t(hd);
+            float* k = q + size_t(a.num_heads) * size_t(hd);
+            if (a.q_norm) norm_row(q, a.q_norm, a.eps, a.num_heads * hd, q);
+            if (a.k_norm) norm_row(k, a.k_norm, a.eps, a.num_kv_heads * hd, k);
+        }
+        thread.barrier();
+    }
     thread.share(n * heads, begin, end);
     for (int item = begin; item < end; item++) {
         const int t = item / heads, h = item % heads;
         float* x = a.qkv + (size_t(t) * size_t(heads) + size_t(h)) * size_t(hd);
         const bool query = h < a.num_heads, key = !query && h < a.num_heads + a.num_kv_heads;
         const float* norm = query ? a.q_norm : key ? a.k_norm : nullptr;
-        if (norm) norm_row(x, norm, a.eps, hd, x);
+        if (norm && !a.whole_norm) norm_row(x, norm, a.eps, hd, x);
         if (query || key) rotate(x, a.rope + size_t(t) * size_t(a.rotary_dim), a.rotary_dim);
         if (query) continue;
         const int pos = a.positions[t], slot = pos % kBlock;
@@ -104,6 +114,8 @@ static void rope_store(const RopeStoreArgs& a, Thread& thread) {
         }
     }
 }
+
+alignas(64) constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 constexpr int kQueryRows = 16;  // query rows (tokens of one request times heads of one group) worked on together
 
@@ -232,8 +244,12 @@ static void attend_span(const AttentionArgs& a, const Item& item, const float* q
                 V e = vexp(vmul(vset(2.0f), vdiv(x, vset(a.softcap))));
                 x = vmul(vset(a.softcap), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f)))));
             }
-            vstore(s + b * kBlock, x);
             const int t = begin + b * kBlock;
+            if (a.slopes) {
+                const V distance = vadd(vload(kLanes), vset(float(t - pos)));
+                x = vfma(vset(a.slopes[item.head + row % group]), distance, x);
+            }
+            vstore(s + b * kBlock, x);
             if (t < from || t + kBlock - 1 > pos)
                 for (int i = 0; i < kBlock; i++)
                     if (t + i < from || t + i > pos) s[b * kBlock + i] = -INFINITY;

@@ -34,6 +34,8 @@ Act act_of(const std::string& name) {
     if (name == "gelu") return Act::Gelu;
     if (name == "gelu_tanh") return Act::GeluTanh;
     if (name == "swiglu_oai") return Act::SwigluOai;
+    if (name == "relu") return Act::Relu;
+    if (name == "relu2") return Act::Relu2;
     throw std::invalid_argument("unknown activation " + name);
 }
 
@@ -122,19 +124,21 @@ NB_MODULE(_native, m) {
         .def("end_recording", &Executor::end_recording, nb::keep_alive<0, 1>())
         .def(
             "embed",
-            [](Executor& e, uintptr_t rows, uintptr_t ids, const Matrix& w, uintptr_t out, float scale) {
-                e.embed({at<const int32_t>(rows), at<const int32_t>(ids), &w, at<float>(out), scale});
+            [](Executor& e, uintptr_t rows, uintptr_t ids, const Matrix& w, uintptr_t out, float scale, bool accumulate) {
+                e.embed({at<const int32_t>(rows), at<const int32_t>(ids), &w, at<float>(out), scale, accumulate});
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "linear",
             [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t row_index, const Matrix& w, uintptr_t norm, uintptr_t bias,
                uintptr_t out, float eps, float softcap, const std::string& act, bool accumulate, int capacity,
-               const std::string& name, const std::vector<std::string>& variants) {
+               const std::string& name, uintptr_t norm_bias, bool centre, bool gated, float scale,
+               const std::vector<std::string>& variants) {
                 std::vector<const Kernels*> kernels;
                 for (const std::string& variant : variants) kernels.push_back(&kernels_named(variant));
                 e.linear({at<const int32_t>(rows), at<const float>(x), at<const int32_t>(row_index), &w, at<const float>(norm),
-                          at<const float>(bias), at<float>(out), eps, softcap, act_of(act), accumulate, {}},
+                          at<const float>(bias), at<float>(out), eps, softcap, act_of(act), accumulate, {}, at<const float>(norm_bias),
+                          centre, gated, scale},
                          capacity, name, kernels);
             },
             nb::call_guard<nb::gil_scoped_release>())
@@ -167,8 +171,10 @@ NB_MODULE(_native, m) {
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "rms_norm",
-            [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t w, uintptr_t out, int width, float eps, bool accumulate) {
-                e.rms_norm({at<const int32_t>(rows), at<const float>(x), at<const float>(w), at<float>(out), width, eps, accumulate});
+            [](Executor& e, uintptr_t rows, uintptr_t x, uintptr_t w, uintptr_t out, int width, float eps, bool accumulate,
+               uintptr_t bias, bool centre) {
+                e.rms_norm({at<const int32_t>(rows), at<const float>(x), at<const float>(w), at<float>(out), width, eps, accumulate,
+                            at<const float>(bias), centre});
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(
@@ -180,20 +186,22 @@ NB_MODULE(_native, m) {
         .def(
             "rope_store",
             [](Executor& e, uintptr_t rows, uintptr_t positions, uintptr_t token_req, uintptr_t rope, uintptr_t qkv, uintptr_t q_norm,
-               uintptr_t k_norm, const CacheArgs& cache, int num_heads, int num_kv_heads, int head_dim, int rotary_dim, float eps) {
+               uintptr_t k_norm, const CacheArgs& cache, int num_heads, int num_kv_heads, int head_dim, int rotary_dim, float eps,
+               bool whole_norm) {
                 e.rope_store({at<const int32_t>(rows), at<const int32_t>(positions), at<const int32_t>(token_req), at<const float>(rope),
                               at<float>(qkv), at<const float>(q_norm), at<const float>(k_norm), cache, num_heads, num_kv_heads,
-                              head_dim, rotary_dim, eps});
+                              head_dim, rotary_dim, eps, whole_norm});
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "attention",
             [](Executor& e, uintptr_t rows, uintptr_t num_reqs, uintptr_t positions, uintptr_t query_start, uintptr_t qkv, uintptr_t out,
                const CacheArgs& cache, int qkv_width, int num_heads, int num_kv_heads, int head_dim, int window, float scale,
-               float softcap, uintptr_t sinks) {
+               float softcap, uintptr_t sinks, uintptr_t slopes) {
                 e.attention({at<const int32_t>(rows), at<const int32_t>(num_reqs), at<const int32_t>(positions),
                              at<const int32_t>(query_start), at<const float>(qkv), at<float>(out), cache, qkv_width, num_heads,
-                             num_kv_heads, head_dim, window, scale, softcap, at<const float>(sinks), nullptr, 0});
+                             num_kv_heads, head_dim, window, scale, softcap, at<const float>(sinks), nullptr, 0,
+                             at<const float>(slopes)});
             },
             nb::call_guard<nb::gil_scoped_release>())
         .def(

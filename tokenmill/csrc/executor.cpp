@@ -319,6 +319,16 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
         a.accumulate = false;
         ex.linear(a, tokens, "linear");
         keep(out);
+        a.gated = false;
+        a.act = f.bits % 2 ? Act::Relu2 : Act::Relu;
+        a.scale = 0.3f;
+        ex.linear(a, tokens, "linear");
+        keep(out);
+        a.act = Act::None;
+        a.norm = a.norm_bias = norm.data();
+        a.centre = true;
+        ex.linear(a, tokens, "linear");
+        keep(out);
     }
     {  // four experts and a shared one
         const int experts = 4, hidden = 64, inner = 32, per_token = 3;
@@ -364,8 +374,11 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
         ex.experts(x, tables, tokens);
         keep(out);
     }
+    std::vector<float> normed(size_t(tokens) * 250, 0.5f);
+    ex.rms_norm({&count, x.data(), norm.data(), normed.data(), 250, 1e-5f, true, norm.data(), true});
+    keep(normed);
     const int hd = 40, kv_heads = 1, heads = 3, width = (heads + 2 * kv_heads) * hd, context = 264, max_blocks = 24;
-    const std::vector<float> inv_freq = reals(18), q_norm = reals(hd), k_norm = reals(hd);
+    const std::vector<float> inv_freq = reals(18), q_norm = reals(size_t(heads) * hd), k_norm = reals(hd);
     for (DType dtype : {DType::F32, DType::F16, DType::BF16, DType::I8}) {
         const int element = dtype == DType::F32 ? 4 : dtype == DType::I8 ? 1 : 2;
         const int64_t block_bytes = int64_t(2) * kv_heads * kBlock * (hd * element + (dtype == DType::I8 ? 4 : 0));
@@ -377,10 +390,12 @@ std::vector<float> exercise(const Kernels* kernels, int threads) {
         std::vector<float> qkv = reals(size_t(context) * width), rope(size_t(context) * 36), out(size_t(context) * heads * hd);
         ex.rope_table({&n, positions.data(), inv_freq.data(), rope.data(), 36, 1.1f});
         const CacheArgs c{cache.data(), block_bytes, 0, table.data(), max_blocks, dtype};
-        ex.rope_store({&n, positions.data(), reqs.data(), rope.data(), qkv.data(), q_norm.data(), k_norm.data(), c, heads, kv_heads, hd, 36, 1e-6f});
+        ex.rope_store({&n, positions.data(), reqs.data(), rope.data(), qkv.data(), q_norm.data(), k_norm.data(), c, heads, kv_heads, hd, 36, 1e-6f,
+                       dtype == DType::F16});
         ex.attention({&n, &one, positions.data(), start, qkv.data(), out.data(), c, width, heads, kv_heads, hd,
                       dtype == DType::F32 ? 0 : 40, 0.1f, dtype == DType::F16 ? 20.0f : 0.0f,
-                      dtype == DType::BF16 ? bias.data() : nullptr, nullptr, 0});
+                      dtype == DType::BF16 ? bias.data() : nullptr, nullptr, 0,
+                      dtype == DType::I8 ? bias.data() : nullptr});
         keep(out);
     }
     return all;

@@ -19,6 +19,12 @@ TM_INLINE V activate(Act act, V x) {
             for (float& v : t) v = 0.5f * v * (1.0f + erff(v * 0.70710678118654752440f));
             return vload(t);
         }
+        case Act::Relu:
+            return vmax(vset(0.0f), x);
+        case Act::Relu2: {
+            V y = vmax(vset(0.0f), x);
+            return vmul(y, y);
+        }
         default:
             return x;
     }
@@ -55,6 +61,37 @@ static void norm_row(const float* x, const float* weight, float eps, int n, floa
     V inv = vset(inverse_rms(x, n, eps));
     for (int i = 0; i < n; i += 16)
         store_part(out + i, vmul(vmul(load_part(x + i, n - i), inv), load_part(weight + i, n - i)), n - i);
+}
+
+TM_INLINE V centred_part(const float* x, V mean, int n) {
+    V v = vsub(load_part(x, n), mean);
+    if (n >= 16) return v;
+    alignas(64) float t[16];
+    vstore(t, v);
+    for (int i = n; i < 16; i++) t[i] = 0.0f;
+    return vload(t);
+}
+
+// out (+)= (x - mean) / sqrt(variance + eps) * weight + bias; bias may be null, out may be x.
+static void layer_norm_row(const float* x, const float* weight, const float* bias, float eps, int n, bool accumulate, float* out) {
+    V sum = vset(0.0f), squares = vset(0.0f);
+    for (int i = 0; i < n; i += 16) sum = vadd(sum, load_part(x + i, n - i));
+    const V mean = vset(vsum(sum) / float(n));
+    for (int i = 0; i < n; i += 16) {
+        V v = centred_part(x + i, mean, n - i);
+        squares = vfma(v, v, squares);
+    }
+    const V inv = vset(1.0f / std::sqrt(vsum(squares) / float(n) + eps));
+    for (int i = 0; i < n; i += 16) {
+        V y = vmul(vmul(centred_part(x + i, mean, n - i), inv), load_part(weight + i, n - i));
+        if (bias) y = vadd(y, load_part(bias + i, n - i));
+        if (accumulate) y = vadd(load_part(out + i, n - i), y);
+        store_part(out + i, y, n - i);
+    }
+}
+
+static void plain_act_row(const float* x, Act act, int n, float* out) {
+    for (int i = 0; i < n; i += 16) store_part(out + i, activate(act, load_part(x + i, n - i)), n - i);
 }
 
 static void act_row(const float* x, Act act, int n, float* out) {
@@ -448,6 +485,7 @@ struct Output {
     TM_INLINE void write(const Segment& s, int tile, int t, V y) const {
         const int row = tile * kTileRows, n = s.rows - row, col = s.out_offset + row;
         if (a.bias) y = vadd(y, load_part(a.bias + col, n));
+        if (a.scale != 1.0f) y = vmul(y, vset(a.scale));
         if (a.softcap > 0.0f) {
             V u = vdiv(y, vset(a.softcap));  // tanh(u) = 1 - 2 / (exp(2u) + 1)
             V e = vexp(vmul(vset(2.0f), u));
@@ -629,7 +667,7 @@ static void multiply_tiles(const LinearArgs& a, const Scratch& x, int n, int fir
 static void linear(const LinearArgs& a, Thread& thread) {
     const int n = *a.rows, cols = a.weight->cols;
     const Matrix& w = *a.weight;
-    const size_t width = a.act == Act::None ? size_t(cols) : 2 * size_t(cols);
+    const size_t width = a.act == Act::None || !a.gated ? size_t(cols) : 2 * size_t(cols);
     Scratch x = a.scratch;
     x.bytes += 2 * size_t(thread.index) * kTileRows * size_t(cols);
     x.row += size_t(thread.index) * size_t(cols);
@@ -637,8 +675,9 @@ static void linear(const LinearArgs& a, Thread& thread) {
     thread.share(n, begin, end);
     for (int t = begin; t < end; t++) {
         const float* row = a.x + size_t(a.row_index ? a.row_index[t] : t) * width;
-        if (a.norm) norm_row(row, a.norm, a.eps, cols, x.row);
-        else if (a.act != Act::None) act_row(row, a.act, cols, x.row);
+        if (a.norm && a.centre) layer_norm_row(row, a.norm, a.norm_bias, a.eps, cols, false, x.row);
+        else if (a.norm) norm_row(row, a.norm, a.eps, cols, x.row);
+        else if (a.act != Act::None) a.gated ? act_row(row, a.act, cols, x.row) : plain_act_row(row, a.act, cols, x.row);
         prepare_row(a.norm || a.act != Act::None ? x.row : row, w, block_of(t, n), t, x);
     }
     thread.barrier();
@@ -653,6 +692,10 @@ static void rms_norm(const RmsNormArgs& a, Thread& thread) {
     for (int t = begin; t < end; t++) {
         const float* x = a.x + size_t(t) * size_t(a.width);
         float* out = a.out + size_t(t) * size_t(a.width);
+        if (a.centre) {
+            layer_norm_row(x, a.weight, a.bias, a.eps, a.width, a.accumulate, out);
+            continue;
+        }
         V inv = vset(inverse_rms(x, a.width, a.eps));
         for (int i = 0; i < a.width; i += 16) {
             const int n = a.width - i;
@@ -715,9 +758,11 @@ static void embed(const EmbedArgs& a, Thread& thread) {
             if (id < s.out_offset || id >= s.out_offset + s.rows) continue;
             const int row = id - s.out_offset;
             const uint8_t* tile = s.data + size_t(row / kTileRows) * s.format->tile_bytes(w.cols);
-            for (int k = 0; k < w.cols; k++)
-                a.out[size_t(t) * size_t(w.cols) + size_t(k)] =
-                    weight_at(*s.format, tile, w.cols, row % kTileRows, k) * a.scale;
+            float* out = a.out + size_t(t) * size_t(w.cols);
+            for (int k = 0; k < w.cols; k++) {
+                const float v = weight_at(*s.format, tile, w.cols, row % kTileRows, k) * a.scale;
+                out[k] = a.accumulate ? out[k] + v : v;
+            }
         }
     }
 }

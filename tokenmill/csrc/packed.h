@@ -79,7 +79,7 @@ struct Matrix {
     ~Matrix();
 };
 
-enum class Act : int { None, Silu, Gelu, GeluTanh, SwigluOai };
+enum class Act : int { None, Silu, Gelu, GeluTanh, SwigluOai, Relu, Relu2 };
 
 // What the prologue of a matrix product leaves for its tiles, for up to `capacity` rows of K columns. Rows (tokens) are
 // kept in blocks of T, each block's data together, so that a tile finds all that it needs at fixed distances.
@@ -99,6 +99,7 @@ struct EmbedArgs {
     const Matrix* weight;
     float* out;
     float scale;
+    bool accumulate = false;
 };
 
 struct LinearArgs {
@@ -113,6 +114,10 @@ struct LinearArgs {
     Act act;
     bool accumulate;
     Scratch scratch;
+    const float* norm_bias = nullptr;
+    bool centre = false;  // the norm is a LayerNorm
+    bool gated = true;    // the activation multiplies a second half of the row
+    float scale = 1.0f;
 };
 
 enum class Scoring : int { Softmax, Sigmoid, SoftmaxOfChosen };
@@ -163,6 +168,8 @@ struct RmsNormArgs {
     int width;
     float eps;
     bool accumulate;
+    const float* bias = nullptr;
+    bool centre = false;  // LayerNorm
 };
 
 struct RopeTableArgs {
@@ -190,6 +197,7 @@ struct RopeStoreArgs {
     CacheArgs cache;
     int num_heads, num_kv_heads, head_dim, rotary_dim;
     float eps;
+    bool whole_norm = false;  // norms span all heads
 };
 
 struct AttentionArgs {
@@ -202,6 +210,7 @@ struct AttentionArgs {
     const float* sinks;  // [num_heads], may be null
     float* scratch;  // [threads][attention_scratch floats], then partial results
     size_t scratch_floats;
+    const float* slopes = nullptr;  // [num_heads]: ALiBi
 };
 
 struct DenseArgs {

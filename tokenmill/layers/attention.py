@@ -16,7 +16,8 @@ from tokenmill.ops.table import Attention, Linear, OpTable, RmsNorm, RopeStore, 
 class AttentionShape:
     """What is known of an attention layer from the configuration.
 
-    window: tokens that a token sees, itself included; 0 is all. softcap: 0 is none.
+    rotary_dim: coordinates of a head that are rotated; 0 is none. window: tokens that a token sees,
+    itself included; 0 is all. softcap: 0 is none.
     """
 
     num_heads: int
@@ -38,12 +39,13 @@ class AttentionShape:
 class AttentionWeights:
     """The parameters of one attention layer.
 
-    norm: RMSNorm before the projection, fp32 [hidden]. qkv: rows of q, k, then v.
-    q_norm, k_norm: RMSNorm per head, fp32 [head_dim]. post_norm: RMSNorm of the branch before it is
-    added to the residual stream (Gemma).
+    norm: before the projection, fp32 [hidden]; None is no norm. norm_bias: of a LayerNorm.
+    qkv: rows of q, k, then v. q_norm, k_norm: RMSNorm per head, fp32 [head_dim], or over all heads at
+    once, fp32 [heads * head_dim], if whole_norm. post_norm: RMSNorm of the branch before it is added to
+    the residual stream (Gemma). slopes: ALiBi, fp32 [num_heads].
     """
 
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     qkv: Weight
     out: Weight
     qkv_bias: torch.Tensor | None = None
@@ -51,10 +53,17 @@ class AttentionWeights:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     post_norm: torch.Tensor | None = None
+    norm_bias: torch.Tensor | None = None
+    whole_norm: bool = False
+    slopes: torch.Tensor | None = None
 
 
 class AttentionLayer:
-    """``hidden += post_norm(out(attend(rotate(qkv(norm(hidden))))))``."""
+    """``hidden += scale * post_norm(out(attend(rotate(qkv(norm(hidden))))))``.
+
+    layer_norm: the norm before the projection is a LayerNorm, not an RMSNorm.
+    scale: multiplies the branch (Granite); there is no post_norm beside it.
+    """
 
     def __init__(
         self,
@@ -65,10 +74,20 @@ class AttentionLayer:
         *,
         eps: float,
         cache_dtype: torch.dtype,
+        layer_norm: bool = False,
+        scale: float = 1.0,
     ) -> None:
         s = shape
         self._qkv = ops.bind(
-            Linear(weights.qkv, norm=weights.norm, eps=eps, bias=weights.qkv_bias, label="qkv")
+            Linear(
+                weights.qkv,
+                norm=weights.norm,
+                norm_bias=weights.norm_bias,
+                centre=layer_norm,
+                eps=eps,
+                bias=weights.qkv_bias,
+                label="qkv",
+            )
         )
         self._rope_store = ops.bind(
             RopeStore(
@@ -80,6 +99,7 @@ class AttentionLayer:
                 q_norm=weights.q_norm,
                 k_norm=weights.k_norm,
                 eps=eps,
+                whole_norm=weights.whole_norm,
             )
         )
         self._attend = ops.bind(
@@ -91,6 +111,7 @@ class AttentionLayer:
                 cache_dtype=cache_dtype,
                 softcap=s.softcap,
                 window=s.window,
+                slopes=weights.slopes,
             )
         )
         self._out = ops.bind(
@@ -98,6 +119,7 @@ class AttentionLayer:
                 weights.out,
                 bias=weights.out_bias,
                 accumulate=weights.post_norm is None,
+                scale=scale,
                 label="attention out",
             )
         )
@@ -112,8 +134,18 @@ class AttentionLayer:
         self, hidden: torch.Tensor, step: StepBuffers, rope: torch.Tensor, cache: LayerCache
     ) -> None:
         """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
+        self.read(hidden, step)
+        self.add(hidden, step, rope, cache)
+
+    def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
+        """The first half: take what is needed from hidden, which is free to change then."""
+        self._qkv(step.num_tokens, hidden, self._qkv_buffer)
+
+    def add(
+        self, hidden: torch.Tensor, step: StepBuffers, rope: torch.Tensor, cache: LayerCache
+    ) -> None:
+        """The second half: add to hidden what follows from what was read."""
         rows = step.num_tokens
-        self._qkv(rows, hidden, self._qkv_buffer)
         self._rope_store(step, rope, self._qkv_buffer, cache)
         self._attend(step, self._qkv_buffer, cache, self._attended)
         if self._post_norm is None:

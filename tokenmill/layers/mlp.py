@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""The feed-forward layers, gated and plain."""
 
 from __future__ import annotations
 
@@ -15,35 +15,58 @@ from tokenmill.ops.table import Activation, Linear, OpTable, RmsNorm, Weight
 class MLPWeights:
     """The parameters of one feed-forward layer.
 
-    norm: RMSNorm before it, fp32 [hidden]. gate_up: rows of the gate, then of up.
+    norm: before it, fp32 [hidden]; None is no norm. norm_bias: of a LayerNorm.
+    gate_up: rows of the gate, then of up; of a plain layer, of up alone.
     post_norm: RMSNorm of the branch before it is added to the residual stream (Gemma).
     """
 
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     gate_up: Weight
     down: Weight
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     post_norm: torch.Tensor | None = None
+    norm_bias: torch.Tensor | None = None
+    gated: bool = True
 
 
-class GatedMLP:
-    """``hidden += post_norm(down(act(gate(x)) * up(x)))`` with ``x = norm(hidden)``."""
+class MLP:
+    """``hidden += scale * post_norm(down(act(gate(x)) * up(x)))`` with ``x = norm(hidden)``.
+
+    Of a plain layer, ``hidden += scale * post_norm(down(act(up(x))))``. layer_norm: the norm before it
+    is a LayerNorm, not an RMSNorm. scale: multiplies the branch (Granite), which has no post_norm then.
+    """
 
     def __init__(
-        self, ops: OpTable, weights: MLPWeights, scratch: Scratch, *, act: Activation, eps: float
+        self,
+        ops: OpTable,
+        weights: MLPWeights,
+        scratch: Scratch,
+        *,
+        act: Activation,
+        eps: float,
+        layer_norm: bool = False,
+        scale: float = 1.0,
     ) -> None:
         self._gate_up = ops.bind(
             Linear(
-                weights.gate_up, norm=weights.norm, eps=eps, bias=weights.gate_up_bias, label="gate, up"
+                weights.gate_up,
+                norm=weights.norm,
+                norm_bias=weights.norm_bias,
+                centre=layer_norm,
+                eps=eps,
+                bias=weights.gate_up_bias,
+                label="gate, up" if weights.gated else "up",
             )
         )
         self._down = ops.bind(
             Linear(
                 weights.down,
                 act=act,
+                gated=weights.gated,
                 bias=weights.down_bias,
                 accumulate=weights.post_norm is None,
+                scale=scale,
                 label="down",
             )
         )
@@ -55,8 +78,16 @@ class GatedMLP:
 
     def forward(self, hidden: torch.Tensor, step: StepBuffers) -> None:
         """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
+        self.read(hidden, step)
+        self.add(hidden, step)
+
+    def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
+        """The first half: take what is needed from hidden, which is free to change then."""
+        self._gate_up(step.num_tokens, hidden, self._gate_up_buffer)
+
+    def add(self, hidden: torch.Tensor, step: StepBuffers) -> None:
+        """The second half: add to hidden what follows from what was read."""
         rows = step.num_tokens
-        self._gate_up(rows, hidden, self._gate_up_buffer)
         if self._post_norm is None:
             self._down(rows, self._gate_up_buffer, hidden)
         else:

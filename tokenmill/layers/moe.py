@@ -45,8 +45,17 @@ class SparseMLP:
 
     def forward(self, hidden: torch.Tensor, step: StepBuffers) -> None:
         """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
+        self.read(hidden, step)
+        self.add(hidden, step)
+
+    def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
+        """The first half: take what is needed from hidden, which is free to change then."""
         rows = step.num_tokens
         self._norm(rows, hidden, self._normed)
         self._router(rows, self._normed, self._logits)
         self._route(rows, self._logits, self._ids, self._weights)
+
+    def add(self, hidden: torch.Tensor, step: StepBuffers) -> None:
+        """The second half: add to hidden what follows from what was read."""
+        rows = step.num_tokens
         self._experts(rows, self._normed, self._ids, self._weights, hidden)

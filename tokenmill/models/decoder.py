@@ -16,14 +16,14 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.engine.step import Cache, LayerCache, StepBuffers
 from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
-from tokenmill.layers.embedding import Embedding, LMHead
-from tokenmill.layers.mlp import GatedMLP, MLPWeights
+from tokenmill.layers.embedding import Embedding, EmbeddingExtras, LMHead
+from tokenmill.layers.mlp import MLP, MLPWeights
 from tokenmill.layers.moe import MoEWeights, SparseMLP
 from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.loader import WeightLoader
-from tokenmill.ops.table import Activation, OpTable, RmsNorm
+from tokenmill.ops.table import Activation, LayerNorm, OpTable, RmsNorm
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -34,6 +34,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
@@ -161,14 +164,19 @@ class DecoderDims:
         )
 
     def attention_shape(
-        self, rope: RopeSpec, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+        self,
+        rope: RopeSpec | None,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
     ) -> AttentionShape:
         """The shape of an attention layer; scale is 1 / sqrt(head_dim) unless given."""
         return AttentionShape(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            rotary_dim=rope.rotary_dim,
+            rotary_dim=rope.rotary_dim if rope else 0,
             scale=self.head_dim**-0.5 if scale is None else scale,
             window=window,
             softcap=softcap,
@@ -185,11 +193,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_weights(
-    weights: WeightLoader, dims: DecoderDims, layer_shapes: Shapes | Callable[[int], Shapes]
+    weights: WeightLoader,
+    dims: DecoderDims,
+    layer_shapes: Shapes | Callable[[int], Shapes],
+    other_shapes: Shapes | None = None,
 ) -> None:
     """Check all tensors of a model whose layers each hold ``layer_shapes``, or what it says of each."""
     matrix = (dims.vocab_size, dims.hidden_size)
     required: dict[str, tuple[int, ...]] = {EMBEDDING: matrix, FINAL_NORM: (dims.hidden_size,)}
+    required |= other_shapes or {}
     for index in range(dims.num_layers):
         shapes = layer_shapes(index) if callable(layer_shapes) else layer_shapes
         required |= {layer_prefix(index) + name: shape for name, shape in shapes.items()}
@@ -201,12 +213,15 @@ def check_weights(
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One decoder layer, ready to be bound. rope: which of the model's rotary embeddings it uses."""
+    """One decoder layer, ready to be bound.
+
+    rope: which of the model's rotary embeddings it uses; None where the shape rotates nothing.
+    """
 
     shape: AttentionShape
     attention: AttentionWeights
     mlp: MLPWeights | MoEWeights
-    rope: str = "all"
+    rope: str | None = "all"
 
     def without_idle_window(self, model_len: int) -> LayerPlan:
         """The same layer, with full attention if its window covers every text of ``model_len``."""
@@ -215,8 +230,21 @@ class LayerPlan:
         return replace(self, shape=replace(self.shape, window=0))
 
 
+@dataclass(frozen=True)
+class LayerStyle:
+    """How a family's layers are put together.
+
+    layer_norm: norms are LayerNorms, not RMSNorms. parallel: attention and MLP both read the residual
+    stream as it enters the layer (GPT-J). branch_scale: multiplies what each adds to it (Granite).
+    """
+
+    layer_norm: bool = False
+    parallel: bool = False
+    branch_scale: float = 1.0
+
+
 class DecoderLayer:
-    """Attention, then the MLP, both added to the residual stream."""
+    """Attention, then (or beside it) the MLP, both added to the residual stream."""
 
     def __init__(
         self,
@@ -224,7 +252,8 @@ class DecoderLayer:
         plan: LayerPlan,
         dims: DecoderDims,
         scratch: Scratch,
-        rotary: RotaryEmbedding,
+        rope: torch.Tensor,
+        style: LayerStyle,
     ) -> None:
         self._attention = AttentionLayer(
             context.ops,
@@ -233,19 +262,36 @@ class DecoderLayer:
             scratch,
             eps=dims.eps,
             cache_dtype=context.cache_dtype,
+            layer_norm=style.layer_norm,
+            scale=style.branch_scale,
         )
-        self._mlp: GatedMLP | SparseMLP
+        self._mlp: MLP | SparseMLP
         if isinstance(plan.mlp, MoEWeights):
             self._mlp = SparseMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
         else:
-            self._mlp = GatedMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
-        self._rope = rotary.out
+            self._mlp = MLP(
+                context.ops,
+                plan.mlp,
+                scratch,
+                act=dims.act,
+                eps=dims.eps,
+                layer_norm=style.layer_norm,
+                scale=style.branch_scale,
+            )
+        self._rope = rope
+        self._parallel = style.parallel
         self.cache_spec = plan.shape.cache_spec(context.cache_dtype)
 
     def forward(self, hidden: torch.Tensor, step: StepBuffers, cache: LayerCache) -> None:
         """Update hidden, fp32 [max_tokens, hidden_size]."""
-        self._attention.forward(hidden, step, self._rope, cache)
-        self._mlp.forward(hidden, step)
+        if not self._parallel:
+            self._attention.forward(hidden, step, self._rope, cache)
+            self._mlp.forward(hidden, step)
+            return
+        self._attention.read(hidden, step)
+        self._mlp.read(hidden, step)
+        self._attention.add(hidden, step, self._rope, cache)
+        self._mlp.add(hidden, step)
 
 
 class Decoder:
@@ -253,8 +299,9 @@ class Decoder:
 
     ropes: the rotary embeddings that layers name. final_norm: fp32 [hidden_size].
     max_position: longest text that the model can read. embed_scale: multiplies embeddings (Gemma).
-    logit_softcap: 0 is none. A window that no served text outgrows is dropped: such a layer remembers
-    everything anyway, and equal layers share one group of the cache.
+    logit_softcap: 0 is none. logit_scale: multiplies logits. final_norm_bias, logit_bias: of LayerNorm
+    models. extras: of the embedding. A window that no served text outgrows is dropped: such a layer
+    remembers everything anyway, and equal layers share one group of the cache.
     """
 
     def __init__(
@@ -268,25 +315,36 @@ class Decoder:
         max_position: int,
         embed_scale: float = 1.0,
         logit_softcap: float = 0.0,
+        logit_scale: float = 1.0,
+        style: LayerStyle | None = None,
+        final_norm_bias: torch.Tensor | None = None,
+        logit_bias: torch.Tensor | None = None,
+        extras: EmbeddingExtras | None = None,
     ) -> None:
+        style = style or LayerStyle()
         self.vocab_size = dims.vocab_size
         self.hidden_size = dims.hidden_size
         self.max_position = max_position
         scratch = Scratch(context.max_tokens)
         embedding = context.weights.linear(EMBEDDING, precise=True)
         head = embedding if dims.tied else context.weights.linear(LM_HEAD, precise=True)
-        self._embedding = Embedding(context.ops, embedding, scratch, embed_scale)
+        self._embedding = Embedding(
+            context.ops, embedding, scratch, embed_scale, extras=extras, eps=dims.eps
+        )
         self._rotary = {
             name: RotaryEmbedding(context.ops, rope, scratch, name) for name, rope in ropes.items()
         }
         model_len = context.model_len(max_position)
+        # What layers that rotate nothing are handed; nobody reads it.
+        no_rope = scratch.get("rope", 1)
         self._layers = [
             DecoderLayer(
                 context,
                 plan.without_idle_window(model_len),
                 dims,
                 scratch,
-                self._rotary[plan.rope],
+                no_rope if plan.rope is None else self._rotary[plan.rope].out,
+                style,
             )
             for plan in layers
         ]
@@ -298,10 +356,18 @@ class Decoder:
             eps=dims.eps,
             max_logits=context.max_logits,
             softcap=logit_softcap,
+            bias=logit_bias,
+            norm_bias=final_norm_bias,
+            layer_norm=style.layer_norm,
+            scale=logit_scale,
         )
         # The last layer leaves the residual stream here, and the logits are read from it.
         self._residual = scratch.get("hidden", dims.hidden_size)
-        self._final_norm = context.ops.bind(RmsNorm(final_norm, dims.eps))
+        self._final_norm = context.ops.bind(
+            LayerNorm(final_norm, dims.eps, final_norm_bias)
+            if style.layer_norm
+            else RmsNorm(final_norm, dims.eps)
+        )
 
     def cache_specs(self) -> list[CacheSpec]:
         """What each layer remembers, in order."""

@@ -31,9 +31,17 @@ class ConfigReader:
     and has no default, or is of the wrong type or out of range.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str = "the model's configuration") -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        where: str = "the model's configuration",
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """aliases: what this file calls a key, for keys that it names in its own way."""
+        aliases = {key: own for key, own in (aliases or {}).items() if own in config}
+        self._config = {**config, **{key: config[own] for key, own in aliases.items()}}
         self._where = where
+        self._aliases = aliases
 
     def has(self, key: str) -> bool:
         """True if the key holds something other than null."""
@@ -41,6 +49,7 @@ class ConfigReader:
 
     def error(self, key: str, problem: str) -> CheckpointError:
         """The error for a key, to be raised."""
+        key = self._aliases.get(key, key)
         return CheckpointError(f"{self._where}: {key} {problem}; the file is damaged or not supported")
 
     def _value(self, key: str) -> Any:
@@ -101,6 +110,17 @@ class ConfigReader:
             raise self.error(key, f"must be a list of {count} positive numbers")
         return tuple(float(v) for v in value)
 
+    def integers(self, key: str, count: int) -> tuple[int, ...]:
+        """A list of ``count`` whole numbers."""
+        value = self._value(key)
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(not isinstance(v, int) for v in value)
+        ):
+            raise self.error(key, f"must be a list of {count} whole numbers")
+        return tuple(int(v) for v in value)
+
     def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> tuple[int, ...]:
         """For each layer how many tokens a token sees, 0 for all, from ``sliding_window``.
 
@@ -128,5 +148,7 @@ class ConfigReader:
     def merged(self, other: Mapping[str, Any]) -> ConfigReader:
         """This reader with more values, for keys that it lacks."""
         return ConfigReader(
-            {**other, **{k: v for k, v in self._config.items() if v is not None}}, self._where
+            {**other, **{k: v for k, v in self._config.items() if v is not None}},
+            self._where,
+            self._aliases,
         )

@@ -6,7 +6,7 @@ arXiv:2407.21783; Mistral's sliding window: arXiv:2310.06825.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,30 +33,33 @@ from tokenmill.models.rope_config import read_rope
 
 ATTENTION_NORM = "input_layernorm"
 MLP_NORM = "post_attention_layernorm"
+MISTRAL, MINISTRAL = "MistralForCausalLM", "MinistralForCausalLM"
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """window: tokens that each token sees, 0 for all (Mistral). Only some derivatives have biases."""
+    """windows: for each layer, how many tokens a token sees; 0 for all (Mistral, Ministral).
+
+    Only some derivatives have biases.
+    """
 
     dims: DecoderDims
     rope: RopeSpec
     attention_bias: bool
     mlp_bias: bool
-    window: int
+    windows: tuple[int, ...]
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Raises CheckpointError naming the key that is missing or absurd."""
         read = ConfigReader(config)
         dims = DecoderDims.read(read)
-        mistral = "MistralForCausalLM" in config.get("architectures", ())
         return cls(
             dims=dims,
             rope=read_rope(read, head_dim=dims.head_dim, max_position=dims.max_position),
             attention_bias=read.flag("attention_bias", False),
             mlp_bias=read.flag("mlp_bias", False),
-            window=read.integer("sliding_window", 0) if mistral else 0,
+            windows=_windows(read, dims.num_layers, config.get("architectures", ())),
         )
 
     def layer_shapes(self) -> Shapes:
@@ -66,6 +69,13 @@ class LlamaConfig:
             | attention_shapes(self.dims, qkv_bias=self.attention_bias, out_bias=self.attention_bias)
             | mlp_shapes(self.dims, bias=self.mlp_bias)
         )
+
+
+def _windows(read: ConfigReader, num_layers: int, architectures: Sequence[str]) -> tuple[int, ...]:
+    if MINISTRAL in architectures:
+        return read.windows(num_layers, is_sliding=lambda _: read.has("sliding_window"))
+    window = read.integer("sliding_window", 0) if MISTRAL in architectures else 0
+    return (window,) * num_layers
 
 
 def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
@@ -78,7 +88,7 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     def layer(index: int) -> LayerPlan:
         prefix = layer_prefix(index)
         return LayerPlan(
-            shape=c.dims.attention_shape(c.rope, window=c.window),
+            shape=c.dims.attention_shape(c.rope, window=c.windows[index]),
             attention=load_attention(
                 weights,
                 prefix,

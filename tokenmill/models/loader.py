@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from tokenmill.config import CacheDType, LoadConfig
 from tokenmill.errors import CheckpointError
 from tokenmill.models.quantize import quantisable, quantise
+from tokenmill.models.rearranged import RearrangedCheckpoint, Source
 from tokenmill.ops.table import OpTable, Weight
 from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.tensor import RawTensor
@@ -65,6 +66,20 @@ class WeightLoader:
     def renamed(self, rename: Callable[[str], str | None]) -> WeightLoader:
         """The same checkpoint under other names."""
         return WeightLoader(self._checkpoint, self._ops, self._load, rename, self._packed)
+
+    def rearranged(
+        self, sources: Mapping[str, Source], unused: re.Pattern[str] | None = None
+    ) -> WeightLoader:
+        """The same checkpoint with tensors renamed, reordered, split or transposed.
+
+        unused: tensors that checkpoints hold though nobody needs them.
+        """
+        rearranged = RearrangedCheckpoint(self._checkpoint, sources, unused)
+        return WeightLoader(rearranged, self._ops, self._load, packed=self._packed)
+
+    def prefix(self, prefixes: Sequence[str], name: str) -> str:
+        """Which prefix of ``name`` the checkpoint uses; the first one if it lacks that tensor."""
+        return next((p for p in prefixes if self.has(p + name)), prefixes[0])
 
     def has(self, name: str) -> bool:
         """True if the checkpoint holds this tensor."""

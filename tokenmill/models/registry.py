@@ -36,9 +36,9 @@ class Family:
 
 FAMILIES: tuple[Family, ...] = (
     Family(
-        "Llama 1 to 3.x, SmolLM2, Mistral",
+        "Llama 1 to 3.x, SmolLM2, Mistral, Ministral",
         "llama",
-        ("LlamaForCausalLM", "MistralForCausalLM"),
+        ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM"),
         ("llama",),
         "tests/models/test_llama.py",
     ),
@@ -61,6 +61,38 @@ FAMILIES: tuple[Family, ...] = (
         "tests/models/test_gemma.py",
     ),
     Family("Phi-3, Phi-4", "phi3", ("Phi3ForCausalLM",), ("phi3",), "tests/models/test_phi3.py"),
+    Family(
+        "OLMo 2, OLMo 3",
+        "olmo2",
+        ("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+        ("olmo2",),
+        "tests/models/test_dense.py",
+    ),
+    Family("SmolLM3", "smollm3", ("SmolLM3ForCausalLM",), ("smollm3",), "tests/models/test_dense.py"),
+    Family(
+        "Granite (dense)",
+        "granite",
+        ("GraniteForCausalLM",),
+        ("granite",),
+        "tests/models/test_dense.py",
+    ),
+    Family(
+        "Command A, Command R7B", "cohere2", ("Cohere2ForCausalLM",), (), "tests/models/test_dense.py"
+    ),
+    Family("GLM-4 (0414)", "glm4", ("Glm4ForCausalLM",), (), "tests/models/test_dense.py"),
+    Family("StableLM", "stablelm", ("StableLmForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family(
+        "StarCoder2", "starcoder2", ("Starcoder2ForCausalLM",), (), "tests/models/test_layer_norm.py"
+    ),
+    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), (), "tests/models/test_layer_norm.py"),
+    Family(
+        "GPT-NeoX, Pythia", "gpt_neox", ("GPTNeoXForCausalLM",), (), "tests/models/test_layer_norm.py"
+    ),
+    Family("GPT-J", "gptj", ("GPTJForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("OPT", "opt", ("OPTForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("Falcon", "falcon", ("FalconForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("Bloom", "bloom", ("BloomForCausalLM",), (), "tests/models/test_layer_norm.py"),
+    Family("Phi-1, Phi-2", "phi", ("PhiForCausalLM",), (), "tests/models/test_layer_norm.py"),
 )
 
 

@@ -26,6 +26,7 @@ from tokenmill.ops.table import (
     Attention,
     Embed,
     Experts,
+    LayerNorm,
     Linear,
     OpParams,
     RmsNorm,
@@ -209,7 +210,9 @@ class NativeProvider:
         if isinstance(params, Linear):
             return self._linear(params)
         if isinstance(params, RmsNorm):
-            return self._rms_norm(params)
+            return self._norm(params, centre=False)
+        if isinstance(params, LayerNorm):
+            return self._norm(params, centre=True)
         if isinstance(params, RopeTable):
             return self._rope_table(params)
         if isinstance(params, RopeStore):
@@ -228,29 +231,32 @@ class NativeProvider:
         return program
 
     def _embed(self, p: Embed) -> Callable[..., None]:
-        matrix, scale, call = self._matrix(p.weight), p.scale, self.executor.embed
+        matrix, call = self._matrix(p.weight), self.executor.embed
+        scale, accumulate = p.scale, p.accumulate
 
         def embed(rows: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
-            call(rows.data_ptr(), token_ids.data_ptr(), matrix, out.data_ptr(), scale)
+            call(rows.data_ptr(), token_ids.data_ptr(), matrix, out.data_ptr(), scale, accumulate)
 
         return embed
 
     def _linear(self, p: Linear) -> Callable[..., None]:
         weight, call, name = self._matrix(p.weight), self.executor.linear, operator_name(p)
         norm = _checked(p.norm, p.weight.in_features, "norm")
+        norm_bias = _checked(p.norm_bias, p.weight.in_features, "norm_bias")
         bias = _checked(p.bias, p.weight.out_features, "bias")
         eps, softcap, act, accumulate = p.eps, p.softcap, p.act or "", p.accumulate
         if norm is not None and act:
             raise ValueError("a linear layer takes a norm or an activation before it, not both")
 
         def measure(variant: str, rows: int) -> float:
-            width = p.weight.in_features * (2 if act else 1)
+            width = p.weight.in_features * (2 if act and p.gated else 1)
             count = torch.tensor([rows], dtype=torch.int32)
             x, out = torch.full((rows, width), 0.5), torch.empty(rows, p.weight.out_features)
             started = time.perf_counter()
             call(
                 count.data_ptr(), x.data_ptr(), 0, weight, _address(norm), _address(bias),
-                out.data_ptr(), eps, softcap, act, accumulate, rows, name, [variant] * NUM_CHOICES,
+                out.data_ptr(), eps, softcap, act, accumulate, rows, name,
+                _address(norm_bias), p.centre, p.gated, p.scale, [variant] * NUM_CHOICES,
             )  # fmt: skip
             return time.perf_counter() - started
 
@@ -270,21 +276,23 @@ class NativeProvider:
             call(
                 rows.data_ptr(), x.data_ptr(), _address(row_index), weight, _address(norm),
                 _address(bias), out.data_ptr(), eps, softcap, act, accumulate, out.shape[0], name,
-                variants,
+                _address(norm_bias), p.centre, p.gated, p.scale, variants,
             )  # fmt: skip
 
         return linear
 
-    def _rms_norm(self, p: RmsNorm) -> Callable[..., None]:
+    def _norm(self, p: RmsNorm | LayerNorm, centre: bool) -> Callable[..., None]:
         weight, call = p.weight.detach().to(torch.float32).contiguous(), self.executor.rms_norm
         eps, accumulate, width = p.eps, p.accumulate, weight.numel()
+        bias = _checked(p.bias, width, "bias") if isinstance(p, LayerNorm) else None
 
-        def rms_norm(rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        def norm(rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
             call(
-                rows.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr(), width, eps, accumulate
-            )
+                rows.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr(), width, eps,
+                accumulate, _address(bias), centre,
+            )  # fmt: skip
 
-        return rms_norm
+        return norm
 
     def _rope_table(self, p: RopeTable) -> Callable[..., None]:
         inv_freq, call, scale = (
@@ -304,8 +312,8 @@ class NativeProvider:
     def _rope_store(self, p: RopeStore) -> Callable[..., None]:
         call = self.executor.rope_store
         q_norm, k_norm = (
-            _checked(p.q_norm, p.head_dim, "q_norm"),
-            _checked(p.k_norm, p.head_dim, "k_norm"),
+            _checked(p.q_norm, p.head_dim * (p.num_heads if p.whole_norm else 1), "q_norm"),
+            _checked(p.k_norm, p.head_dim * (p.num_kv_heads if p.whole_norm else 1), "k_norm"),
         )
 
         def rope_store(
@@ -315,6 +323,7 @@ class NativeProvider:
                 step.num_tokens.data_ptr(), step.positions.data_ptr(), step.token_req.data_ptr(),
                 rope.data_ptr(), qkv.data_ptr(), _address(q_norm), _address(k_norm), self._cache(cache),
                 p.num_heads, p.num_kv_heads, p.head_dim, p.rotary_dim, p.eps,
+                p.whole_norm,
             )  # fmt: skip
 
         return rope_store
@@ -322,6 +331,7 @@ class NativeProvider:
     def _attention(self, p: Attention) -> Callable[..., None]:
         call = self.executor.attention
         sinks = _checked(p.sinks, p.num_heads, "sinks")
+        slopes = _checked(p.slopes, p.num_heads, "slopes")
 
         def attention(
             step: StepBuffers, qkv: torch.Tensor, cache: LayerCache, out: torch.Tensor
@@ -330,7 +340,7 @@ class NativeProvider:
                 step.num_tokens.data_ptr(), step.num_reqs.data_ptr(), step.positions.data_ptr(),
                 step.query_start.data_ptr(), qkv.data_ptr(), out.data_ptr(), self._cache(cache),
                 qkv.shape[1], p.num_heads, p.num_kv_heads, p.head_dim, p.window, p.scale, p.softcap,
-                _address(sinks),
+                _address(sinks), _address(slopes),
             )  # fmt: skip
 
         return attention

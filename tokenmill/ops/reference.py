@@ -31,6 +31,7 @@ from tokenmill.ops.table import (
     Attention,
     Embed,
     Experts,
+    LayerNorm,
     Linear,
     OpParams,
     RmsNorm,
@@ -112,6 +113,8 @@ class ReferenceProvider:
                 return _bind_linear(params)
             case RmsNorm():
                 return _bind_rms_norm(params)
+            case LayerNorm():
+                return _bind_layer_norm(params)
             case RopeTable():
                 return _bind_rope_table(params)
             case RopeStore():
@@ -181,18 +184,37 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def activate(x: Tensor, kind: Activation) -> Tensor:
     """``act(gate) * up`` of [n, 2 * width], gate first."""
     width = x.shape[1] // 2
+    if kind == "swiglu_oai":
+        gate = x[:, :width].clamp(max=7)
+        gate = gate * per_row(torch.sigmoid, gate * 1.702)
+        return gate * (x[:, width:].clamp(-7, 7) + 1)
+    return plain_activation(x[:, :width], kind) * x[:, width:]
+
+
+def plain_activation(x: Tensor, kind: Activation) -> Tensor:
+    """``act(x)``, of the same shape."""
     match kind:
         case "silu":
-            gate = per_row(functional.silu, x[:, :width])
+            return per_row(functional.silu, x)
         case "gelu":
-            gate = per_row(functional.gelu, x[:, :width])
+            return per_row(functional.gelu, x)
         case "gelu_tanh":
-            gate = per_row(lambda piece: functional.gelu(piece, approximate="tanh"), x[:, :width])
+            return per_row(lambda piece: functional.gelu(piece, approximate="tanh"), x)
+        case "relu":
+            return x.relu()
+        case "relu2":
+            return x.relu().square()
         case "swiglu_oai":
-            gate = x[:, :width].clamp(max=7)
-            gate = gate * per_row(torch.sigmoid, gate * 1.702)
-            return gate * (x[:, width:].clamp(-7, 7) + 1)
-    return gate * x[:, width:]
+            raise ValueError("swiglu_oai acts on two halves, gate and up")
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over rows of x [n, width]."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for row in range(x.shape[0]):
+        centred = x[row] - x[row].clone().mean()
+        out[row] = centred / torch.sqrt(centred.square().mean() + eps) * weight
+    return out if bias is None else out + bias
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
@@ -258,7 +280,8 @@ def _bind_embed(p: Embed) -> Callable[..., None]:
 
     def embed(rows: Tensor, token_ids: Tensor, out: Tensor) -> None:
         n = _rows_of(rows)
-        out[:n] = weight.take_rows(token_ids[:n]) * p.scale
+        y = weight.take_rows(token_ids[:n]) * p.scale
+        out[:n] = out[:n] + y if p.accumulate else y
 
     return embed
 
@@ -303,13 +326,17 @@ def linear_around(p: Linear, multiply: Callable[[Tensor], Tensor]) -> Callable[.
         if n == 0:
             return
         inputs = x[:n] if row_index is None else x[row_index[:n]]
-        if p.norm is not None:
+        if p.norm is not None and p.centre:
+            inputs = layer_norm(inputs, p.norm, p.norm_bias, p.eps)
+        elif p.norm is not None:
             inputs = rms_norm(inputs, p.norm, p.eps)
         if p.act is not None:
-            inputs = activate(inputs, p.act)
+            inputs = (activate if p.gated else plain_activation)(inputs, p.act)
         y = multiply(inputs)
         if p.bias is not None:
             y = y + p.bias
+        if p.scale != 1.0:
+            y = y * p.scale
         if p.softcap > 0:
             y = soft_cap(y, p.softcap)
         out[:n] = out[:n] + y if p.accumulate else y
@@ -321,6 +348,15 @@ def _bind_rms_norm(p: RmsNorm) -> Callable[..., None]:
     def norm(rows: Tensor, x: Tensor, out: Tensor) -> None:
         n = _rows_of(rows)
         y = rms_norm(x[:n], p.weight, p.eps)
+        out[:n] = out[:n] + y if p.accumulate else y
+
+    return norm
+
+
+def _bind_layer_norm(p: LayerNorm) -> Callable[..., None]:
+    def norm(rows: Tensor, x: Tensor, out: Tensor) -> None:
+        n = _rows_of(rows)
+        y = layer_norm(x[:n], p.weight, p.bias, p.eps)
         out[:n] = out[:n] + y if p.accumulate else y
 
     return norm
@@ -384,10 +420,10 @@ def _bind_rope_store(p: RopeStore) -> Callable[..., None]:
         q = qkv[:n, :q_width].view(n, p.num_heads, p.head_dim)
         k = qkv[:n, q_width : q_width + kv_width].view(n, p.num_kv_heads, p.head_dim)
         v = qkv[:n, q_width + kv_width :].view(n, p.num_kv_heads, p.head_dim)
-        if p.q_norm is not None:
-            q.copy_(rms_norm(q, p.q_norm, p.eps))
-        if p.k_norm is not None:
-            k.copy_(rms_norm(k, p.k_norm, p.eps))
+        for heads, norm in ((q, p.q_norm), (k, p.k_norm)):
+            if norm is not None:
+                rows = heads.reshape(n, 1, norm.numel()) if p.whole_norm else heads
+                heads.copy_(rms_norm(rows, norm, p.eps).view(heads.shape))
         _rotate(q, rope[:n], p.rotary_dim)
         _rotate(k, rope[:n], p.rotary_dim)
         positions = step.positions[:n].long()
@@ -429,6 +465,9 @@ def _bind_attention(p: Attention) -> Callable[..., None]:
             scores = torch.bmm(q, k) * p.scale
             if p.softcap > 0:
                 scores = p.softcap * torch.tanh(scores / p.softcap)
+            if p.slopes is not None:
+                distance = torch.arange(first - position, 1, dtype=torch.float32)
+                scores = scores + p.slopes.view(p.num_kv_heads, group, 1) * distance
             if p.sinks is not None:
                 scores = torch.cat((scores, p.sinks.view(p.num_kv_heads, group, 1)), dim=-1)
             weights = torch.softmax(scores, dim=-1)[..., : v.shape[1]]

@@ -23,7 +23,7 @@ from tokenmill.weights.tensor import RawTensor
 
 log = logging.getLogger("tokenmill.ops")
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai", "relu", "relu2"]
 """What gates: ``act(gate) * up``. swiglu_oai (gpt-oss): gate at most 7, up within -7 .. 7,
 ``gate * sigmoid(1.702 * gate) * (up + 1)``.
 """
@@ -69,11 +69,15 @@ class Weight(Protocol):
 
 @dataclass(frozen=True)
 class Embed:
-    """``out[t] = weight[token_ids[t]] * scale``. Call: ``(rows, token_ids, out)``."""
+    """``out[t] = weight[ids[t]] * scale`` (+ out if accumulate). Call: ``(rows, ids, out)``, ids int32.
+
+    Learned position embeddings are an embedding of positions, added to that of tokens.
+    """
 
     op: ClassVar[str] = "embed"
     weight: Weight
     scale: float = 1.0
+    accumulate: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,10 @@ class Linear:
     output row i.
 
     x' = RMSNorm(x) * norm                    if norm is given (width in_features)
+         LayerNorm(x) * norm + norm_bias      if norm is given and centre is true
          act(x[:, :K]) * x[:, K:]             if act is given (x is [*, 2 * in_features], gate first)
-    y  = x' @ weight.T + bias
+         act(x)                               if act is given and gated is false
+    y  = (x' @ weight.T + bias) * scale
     y  = softcap * tanh(y / softcap)          if softcap > 0
     out = out + y if accumulate else y
 
@@ -104,6 +110,10 @@ class Linear:
     softcap: float = 0.0
     accumulate: bool = False
     label: str = "linear"
+    norm_bias: torch.Tensor | None = None
+    centre: bool = False
+    gated: bool = True
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,20 @@ class RmsNorm:
     op: ClassVar[str] = "rms_norm"
     weight: torch.Tensor
     eps: float
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """``out = (x - mean) / sqrt(variance + eps) * weight + bias`` (+ out if accumulate).
+
+    Call: ``(rows, x, out)``; out may be x. arXiv:1607.06450.
+    """
+
+    op: ClassVar[str] = "layer_norm"
+    weight: torch.Tensor
+    eps: float
+    bias: torch.Tensor | None = None
     accumulate: bool = False
 
 
@@ -135,9 +159,11 @@ class RopeStore:
 
     qkv: [capacity, (num_heads + 2 * num_kv_heads) * head_dim]; queries are rotated in place (keys may
     be too). rope: this step's RopeTable output, [capacity, rotary_dim]; rotary_dim <= head_dim, the
-    rest passes through. Pairs are (i, i + rotary_dim / 2) (the Hugging Face convention).
-    q_norm, k_norm: fp32 [head_dim], RMSNorm per head before the rotation. A cache of int8 keeps
-    each head of each token with its own scale: max|x| / 127, and q = round-half-even(x * (1 / scale)).
+    rest passes through (all of it where rotary_dim is 0; rope is not read then). Pairs are
+    (i, i + rotary_dim / 2) (the Hugging Face convention). q_norm, k_norm: fp32 [head_dim], RMSNorm per
+    head before the rotation; whole_norm: one RMSNorm over all heads instead, fp32
+    [num_heads * head_dim] and [num_kv_heads * head_dim] (OLMo 2). A cache of int8 keeps each head of
+    each token with its own scale: max|x| / 127, and q = round-half-even(x * (1 / scale)).
     """
 
     op: ClassVar[str] = "rope_store"
@@ -149,6 +175,7 @@ class RopeStore:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     eps: float = 0.0
+    whole_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +186,8 @@ class Attention:
     A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
     Scores are ``scale * q.k``, then ``softcap * tanh(s / softcap)`` if softcap > 0.
     sinks: fp32 [num_heads], for each head the score of one more position whose value is zero (gpt-oss).
+    slopes: fp32 [num_heads]; a key d positions before the query gets ``-slope * d`` added to its score
+    (ALiBi, arXiv:2108.12409).
     """
 
     op: ClassVar[str] = "attention"
@@ -170,6 +199,7 @@ class Attention:
     softcap: float = 0.0
     window: int = 0
     sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +259,7 @@ class Experts:
     weigh_input: bool = False
 
 
-OpParams = Embed | Linear | RmsNorm | RopeTable | RopeStore | Attention | Route | Experts
+OpParams = Embed | Linear | RmsNorm | LayerNorm | RopeTable | RopeStore | Attention | Route | Experts
 
 
 class Provider(Protocol):

@@ -45,16 +45,19 @@ _TOP_NAMES = {
     "output.weight": "lm_head.weight",
 }
 
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
+_PROJECTION_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+
+_LAYER_NAMES = _PROJECTION_NAMES | {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
 }
 
 _QK_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
@@ -62,6 +65,11 @@ _QK_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k
 _SANDWICH_NORM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+_POST_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
@@ -347,6 +355,24 @@ def _gemma3(meta: Metadata) -> dict[str, Any]:
     }
 
 
+def _granite(meta: Metadata) -> dict[str, Any]:
+    return _llama(meta) | {
+        "embedding_multiplier": meta.optional_number("embedding_scale") or 1.0,
+        "attention_multiplier": meta.optional_number("attention.scale") or meta.head_dim**-0.5,
+        "residual_multiplier": meta.optional_number("residual_scale") or 1.0,
+        "logits_scaling": meta.optional_number("logit_scale") or 1.0,
+    }
+
+
+def _olmo2(meta: Metadata) -> dict[str, Any]:
+    if meta.raw("attention.sliding_window")[1] is not None:
+        raise CheckpointError(
+            f"{meta.file.path}: OLMo 3 is not supported in GGUF files; "
+            "use the model's Hugging Face directory"
+        )
+    return {"hidden_act": "silu", "attention_bias": _has_bias(meta, "attn_q")}
+
+
 _LLAMA = Family("llama", "LlamaForCausalLM", _LAYER_NAMES, _llama, permuted=True)
 
 FAMILIES: dict[str, Family] = {
@@ -363,6 +389,11 @@ FAMILIES: dict[str, Family] = {
         _LAYER_NAMES | _QK_NORM_NAMES | _SANDWICH_NORM_NAMES,
         _gemma3,
         norm_offset=True,
+    ),
+    "granite": Family("granite", "GraniteForCausalLM", _LAYER_NAMES, _granite, permuted=True),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", _LAYER_NAMES, _llama, permuted=True),
+    "olmo2": Family(
+        "olmo2", "Olmo2ForCausalLM", _PROJECTION_NAMES | _QK_NORM_NAMES | _POST_NORM_NAMES, _olmo2
     ),
     "phi3": Family("phi3", "Phi3ForCausalLM", _LAYER_NAMES | _FUSED_NAMES, _phi3),
 }
