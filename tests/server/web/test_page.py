@@ -816,6 +816,5 @@ def test_a_real_model(demo: str, browser: Browser) -> None:
         expect(tab.page.locator(".figures").last).to_have_text(
             re.compile("prompt tokens from the cache")
         )
-        expect(tab.page.locator("#figures dt").first).to_be_visible()
-        assert figures(tab)["Prompts found in cache"] != "0.0 %"
+        expect(tab.page.locator("#figures")).to_contain_text(re.compile(r"found in cache[1-9][\d.]* %"))
         tab.check()
