@@ -51,7 +51,7 @@ def test_run_json() -> None:
     done = tokenmill(
         "run",
         "demo",
-        "What is the capital of France?",
+        "What is the capital of Japan?",
         "--temperature",
         "0",
         "--max-tokens",
@@ -60,7 +60,7 @@ def test_run_json() -> None:
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert "Paris" in result["text"]
+    assert "Tokyo" in result["text"]
     assert len(result["token_ids"]) == result["usage"]["completion_tokens"] <= 12
     assert result["timing"]["generated_tok_s"] > 0
     assert result["timing"]["load_s"] > 0
