@@ -41,6 +41,7 @@ PERSON = {
         ({"choice": ["a", ""]}, "not empty"),
         ({"choice": "yes"}, "must be a list"),
         ({"json_object": 2}, "must be true"),
+        ({"regex": "a", "unless_begun_by": "b"}, "unless_begun_by needs after"),
     ],
 )
 def test_invalid_forms(fields: dict[str, Any], message: str) -> None:
@@ -80,8 +81,8 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def params(form: dict[str, Any], **more: Any) -> SamplingParams:
-    defaults = {"temperature": 1.5, "seed": 7, "max_tokens": 120}
-    return SamplingParams(structured_outputs=form, **{**defaults, **more})
+    defaults = {"structured_outputs": form, "temperature": 1.5, "seed": 7, "max_tokens": 120}
+    return SamplingParams(**{**defaults, **more})
 
 
 @pytest.mark.model
@@ -143,6 +144,42 @@ def test_a_form_may_begin_later(llm: LLM) -> None:
     thought, _, answer = output.outputs[0].text.partition(".")
     assert thought
     assert answer.strip() in ("yes", "no")
+
+
+def after_thoughts(token: str) -> StructuredOutputs:
+    """A form that waits for a sentence if the answer begins with this token."""
+    return StructuredOutputs(choice=["yes", "no"], after=".", unless_begun_by=token)
+
+
+@pytest.mark.model
+def test_the_first_token_decides_whether_a_form_waits(llm: LLM) -> None:
+    bias = {llm.get_tokenizer().encode("The", add_special_tokens=False)[0]: 100.0}
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 60, "logit_bias": bias}
+    texts = {}
+    for token in ("The", "A"):
+        asked = SamplingParams(structured_outputs=after_thoughts(token), **greedy)
+        (output,) = llm.generate(["The capital of France? "], asked, use_tqdm=False)
+        texts[token] = output.outputs[0].text
+    thought, _, answer = texts["The"].partition(".")
+    assert thought.startswith("The")
+    assert answer.strip() in ("yes", "no")
+    assert texts["A"] in ("yes", "no")
+
+
+@pytest.mark.model
+def test_a_token_that_does_not_exist_begins_nothing(llm: LLM) -> None:
+    asked = params({}, structured_outputs=after_thoughts("<no such token>"))
+    (output,) = llm.generate(["Well: "], asked, use_tqdm=False)
+    assert output.outputs[0].text in ("yes", "no")
+
+
+@pytest.mark.model
+def test_space_in_json_has_bounds(llm: LLM) -> None:
+    line_end = llm.get_tokenizer().encode("\n", add_special_tokens=False)
+    bias = dict.fromkeys(line_end, 100.0)
+    (output,) = llm.generate(["{"], params({"json": PERSON}, logit_bias=bias), use_tqdm=False)
+    assert "\n\n" not in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
 
 
 @pytest.mark.model

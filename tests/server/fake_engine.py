@@ -13,6 +13,7 @@ from tokenmill.engine.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     EngineStats,
+    FinishReason,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -98,9 +99,9 @@ class Vectored:
 class FakeEngine:
     """Answers with the prompt's letters, over and over, until max_tokens.
 
-    "!" in a prompt: refused. "?" in a prompt: the engine dies after three tokens. obeys_marks:
-    whether it heeds either. pace: seconds between tokens. 26 stands for the end of an answer that has
-    no limit.
+    "!" in a prompt: refused. "?" in a prompt: the engine dies after three tokens. obeys_marks: whether
+    it heeds either. reason: why answers end. pace: seconds between tokens. 26 stands for the end of an
+    answer that has no limit.
     """
 
     pace: float = 0.0
@@ -113,6 +114,7 @@ class FakeEngine:
     max_model_len: int = 1000
     has_template: bool = True
     template_source: str = ""
+    reason: FinishReason = "length"
     obeys_marks: bool = True
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     asked: list[Asked] = field(default_factory=list)
@@ -244,7 +246,7 @@ class FakeEngine:
                     text="".join(map(chr, tokens)),
                     token_ids=tokens,
                     logprobs=[entry(t) for t in tokens] if params.logprobs is not None else None,
-                    finish_reason="length" if last else None,
+                    finish_reason=self.reason if last else None,
                 )
                 for index, tokens in enumerate(parts)
             ],

@@ -118,6 +118,9 @@ def test_special_tokens_are_left_out_or_shown() -> None:
     assert tokenizer.decode(ids) == "a<word>b"
     shown = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
     assert "".join(shown.push([token]) for token in ids) == "a<|turn|><|end|><word>b"
+    end = tokenizer.token_to_id("<|end|>")
+    assert end is not None
+    assert IncrementalDetokenizer(tokenizer, shown_token_ids=[end]).push(ids) == "a<|end|><word>b"
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CACHED_GRAMMARS = 64
 MAX_MESSAGE = 400
 BITS = 32
+JSON_SPACE = r"(\n[ \t]{0,40}| )?"
+"""One space, or a line end and indentation: without a bound, models may go on with space for ever."""
 
 
 def _limits() -> LLParserLimits:
@@ -206,9 +208,9 @@ def _grammar_of(form: StructuredOutputs) -> str:
     """A form in llguidance's own notation."""
     if form.json is not None:
         assert isinstance(form.json, str)
-        return LLMatcher.grammar_from_json_schema(form.json)
+        return _json_schema(form.json)
     if form.json_object:
-        return LLMatcher.grammar_from_json_schema('{"type":"object"}')
+        return _json_schema('{"type":"object"}')
     if form.regex is not None:
         return LLMatcher.grammar_from_regex(form.regex)
     if form.choice is not None:
@@ -218,6 +220,10 @@ def _grammar_of(form: StructuredOutputs) -> str:
     if re.search(r"^\s*root\s*::=", form.grammar, re.MULTILINE):
         return LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
     return LLMatcher.grammar_from_lark(form.grammar)
+
+
+def _json_schema(schema: str) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": JSON_SPACE})
 
 
 def _summary(message: str) -> str:

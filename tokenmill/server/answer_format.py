@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tokenmill.server.reasoning import Reasoning, choose_reasoning
 from tokenmill.server.tools.families import choose_family
 from tokenmill.server.tools.family import Family, Functions
-from tokenmill.server.tools.harmony import CHANNEL, END, MESSAGE, START, THOUGHTS, Harmony
+from tokenmill.server.tools.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START, THOUGHTS, Harmony
 from tokenmill.server.tools.output import Output, Part
 from tokenmill.server.tools.source import Reading, Source
 
@@ -60,8 +60,9 @@ class Begun:
 def how_begun(form: AnswerFormat, prompt: str, continued: str | None) -> Begun:
     """What the end of a prompt says. continued: the last message, if the answer goes on with it."""
     if form.has_channels:
-        header, within, _ = prompt[prompt.rfind(START) :].partition(MESSAGE)
-        return Begun(header=header if within else None)
+        header, within, body = prompt[max(prompt.rfind(START), 0) :].partition(MESSAGE)
+        is_open = within and not any(mark in body for mark in (END, RETURN, CALL))
+        return Begun(header=header if is_open else None)
     thinking = form.reasoning is not None and form.reasoning.is_open(prompt, continued)
     return Begun(thinking=thinking)
 

@@ -3,6 +3,7 @@ arguments, and thoughts that come before."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from tokenmill.engine.structured_outputs import StructuredOutputs
@@ -84,7 +85,8 @@ def _after_thoughts(
 def _expression(asked: StructuredOutputs) -> str:
     """A form as part of a grammar."""
     if asked.json is not None:
-        return f"%json {asked.json}"
+        found = json.loads(str(asked.json))
+        return schema(found if isinstance(found, dict) else {})
     if asked.json_object:
         return schema({"type": "object"})
     if asked.regex is not None:

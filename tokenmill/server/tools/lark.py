@@ -9,6 +9,9 @@ from typing import Any
 
 from tokenmill.server.tools.family import Function
 
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Space that is free may go on for ever, and models were trained with that of Python's JSON."""
+
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -18,8 +21,8 @@ def quoted(text: str) -> str:
 
 
 def schema(value: Mapping[str, Any]) -> str:
-    """JSON that meets a schema."""
-    return f"%json {json.dumps(value)}"
+    """JSON that meets a schema, with the spaces that Python writes."""
+    return f"%json {json.dumps({**value, 'x-guidance': JSON_OPTIONS})}"
 
 
 def arguments(function: Function) -> str:
