@@ -22,7 +22,7 @@ from tokenmill.engine.build import choose_operators
 from tokenmill.hardware import ThreadChoice
 from tokenmill.ops.choice import NUM_CHOICES
 from tokenmill.ops.reference import ReferenceProvider
-from tokenmill.ops.rivals import ProviderFailed, RivalChoices
+from tokenmill.ops.rivals import ProviderFailed, RivalChoices, Rivals
 from tokenmill.ops.table import Embed, Linear, OpParams, OpTable, Weight
 from tokenmill.ops.zentorch import ZentorchProvider, load_zentorch
 from tokenmill.weights.tensor import RawTensor
@@ -94,10 +94,12 @@ def loaded() -> ZentorchProvider:
 
 
 class Slow(ReferenceProvider):
-    """The reference, and a pause."""
+    """The reference, and a pause in products."""
 
     def bind(self, params: OpParams) -> Callable[..., None]:
         inner = super().bind(params)
+        if not isinstance(params, Linear):
+            return inner
 
         def slowly(*arguments: Any) -> None:
             time.sleep(0.02)
@@ -128,7 +130,7 @@ def test_of_another_torch_it_is_skipped_with_one_line(
 ) -> None:
     install("raise SystemExit('imported')", version)
     operators = choose_operators(ComputeConfig(providers=("zentorch",)), ONE)
-    assert operators.table.rivals == []
+    assert operators.rivals.providers == []
     assert len(warnings(caplog)) == 1
     assert f"version {version} does not go with torch" in warnings(caplog)[0]
     assert "tokenmill[zen]" in warnings(caplog)[0]
@@ -153,26 +155,27 @@ def test_failing_it_is_skipped_with_one_line(
 ) -> None:
     install(code)
     provider = loaded()
-    table = OpTable([REFERENCE], [provider], RivalChoices({}))
+    rivals = Rivals([provider], RivalChoices({}))
+    table = OpTable([REFERENCE], rivals)
     weights = [pack(table, matrix(20, 32)), pack(table, matrix(24, 32))]
     assert {weight.provider for weight in weights} == {"reference"}
     assert len(warnings(caplog)) == 1
     assert reason in warnings(caplog)[0]
-    assert table.choices is not None
-    assert table.choices.known == {}  # it may work another time
+    assert rivals.providers == []
+    assert rivals.choices.known == {}  # it may work another time
 
 
 def test_chosen_before_and_failing_now_it_is_replaced(install: Install) -> None:
     install(REFUSING)
     known = {"matrix 20x32 BF16 (reference or zentorch)": ("zentorch",) * NUM_CHOICES}
-    table = OpTable([REFERENCE], [loaded()], RivalChoices(known))
+    table = OpTable([REFERENCE], Rivals([loaded()], RivalChoices(known)))
     assert pack(table, matrix(20, 32)).provider == "reference"
 
 
 def test_faster_it_is_chosen_and_that_is_kept(install: Install) -> None:
     install()
     choices = RivalChoices({})
-    table = OpTable([Slow()], [loaded()], choices)
+    table = OpTable([Slow()], Rivals([loaded()], choices))
     assert pack(table, matrix(20, 32), matrix(12, 32)).provider == "zentorch"
     assert choices.known == {"matrix 32x32 BF16 (reference or zentorch)": ("zentorch",) * NUM_CHOICES}
     assert choices.measured == 1
@@ -183,7 +186,7 @@ def test_faster_it_is_chosen_and_that_is_kept(install: Install) -> None:
 def test_slower_it_is_not_chosen(install: Install) -> None:
     install(STAND_IN.replace("return x", "import time; time.sleep(0.02); return x"))
     choices = RivalChoices({})
-    table = OpTable([REFERENCE], [loaded()], choices)
+    table = OpTable([REFERENCE], Rivals([loaded()], choices))
     assert pack(table, matrix(20, 32)).provider == "reference"
     assert choices.known == {"matrix 20x32 BF16 (reference or zentorch)": ("reference",) * NUM_CHOICES}
 
@@ -191,15 +194,15 @@ def test_slower_it_is_not_chosen(install: Install) -> None:
 def test_where_others_are_known_to_be_faster_it_is_not_imported(install: Install) -> None:
     install("raise SystemExit('imported')")
     known = {"matrix 20x32 BF16 (reference or zentorch)": ("reference",) * NUM_CHOICES}
-    table = OpTable([REFERENCE], [loaded()], RivalChoices(known))
+    table = OpTable([REFERENCE], Rivals([loaded()], RivalChoices(known)))
     assert pack(table, matrix(20, 32)).provider == "reference"
-    off = OpTable([REFERENCE], [loaded()], RivalChoices({}, measures=False))
+    off = OpTable([REFERENCE], Rivals([loaded()], RivalChoices({}, measures=False)))
     assert pack(off, matrix(20, 32)).provider == "reference"
 
 
 def test_other_operators_never_meet_its_weights(install: Install) -> None:
     install()
-    table = OpTable([Slow()], [loaded()], RivalChoices({}))
+    table = OpTable([Slow()], Rivals([loaded()], RivalChoices({})))
     assert table.pack([matrix(20, 32)]).provider == "reference"
     assert pack(table, matrix(20, 32, torch.float16)).provider == "reference"
     mixed = (matrix(20, 32), matrix(4, 32, torch.float32))
@@ -213,10 +216,10 @@ def test_steps_are_recorded_only_without_it(install: Install) -> None:
     pytest.importorskip("tokenmill._native", reason="the native module is not built")
     install()
     operators = choose_operators(ComputeConfig(measure=False), ONE)
-    assert [p.name for p in operators.table.rivals] == ["zentorch"]
+    assert [p.name for p in operators.rivals.providers] == ["zentorch"]
     operators.table.bind(Linear(pack(operators.table, matrix(20, 32))))
     assert operators.recorder() is not None
-    operators.table.bind(Linear(operators.table.rivals[0].pack([matrix(20, 32)])))
+    operators.table.bind(Linear(operators.rivals.providers[0].pack([matrix(20, 32)])))
     assert operators.recorder() is None
 
 
@@ -231,10 +234,10 @@ def test_packed_weights_stand_until_it_is_faster(install: Install) -> None:
         ({name: ("reference",) * NUM_CHOICES}, True),
         ({name: ("zentorch",) * NUM_CHOICES}, False),
     ]:
-        assert OpTable([REFERENCE], [loaded()], RivalChoices(known)).stands(weight) is stands
-    assert OpTable([REFERENCE], [loaded()], RivalChoices({}, measures=False)).stands(weight)
+        assert OpTable([REFERENCE], Rivals([loaded()], RivalChoices(known))).stands(weight) is stands
+    assert OpTable([REFERENCE], Rivals([loaded()], RivalChoices({}, measures=False))).stands(weight)
     other = REFERENCE.pack([matrix(20, 32, torch.float16)])
-    assert OpTable([REFERENCE], [loaded()], RivalChoices({})).stands(other)
+    assert OpTable([REFERENCE], Rivals([loaded()], RivalChoices({}))).stands(other)
 
 
 @pytest.fixture(params=["stand-in", "real"])
@@ -290,7 +293,7 @@ def test_a_model_runs_with_it(provider: ZentorchProvider) -> None:
     checkpoint = memory_checkpoint(llama())
     names = [f"matrix {n} F32 (reference or zentorch)" for n in ("120x72", "72x72", "240x72", "72x120")]
     known = dict.fromkeys(names, ("zentorch",) * NUM_CHOICES)
-    table = OpTable([REFERENCE], [provider], RivalChoices(known))
+    table = OpTable([REFERENCE], Rivals([provider], RivalChoices(known)))
     ours, theirs = OurModel(checkpoint, table), OurModel(checkpoint, OpTable([REFERENCE]))
     assert {p for op, _, p in table.chosen if op == "linear"} == {"zentorch", "reference"}
     assert {p for op, _, p in table.chosen if op == "embed"} == {"reference"}

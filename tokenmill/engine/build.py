@@ -30,7 +30,7 @@ from tokenmill.models.registry import build_model
 from tokenmill.ops.choice import ChoiceFile, KernelChoices, read_choices
 from tokenmill.ops.native import NativeProvider, load_provider
 from tokenmill.ops.reference import ReferenceProvider
-from tokenmill.ops.rivals import RivalChoices
+from tokenmill.ops.rivals import RivalChoices, Rivals
 from tokenmill.ops.table import OpTable, Provider
 from tokenmill.ops.zentorch import load_zentorch
 from tokenmill.tokenizer import (
@@ -66,12 +66,14 @@ SPARE_LOGITS = 64
 class Operators:
     """The operator table, and what came of each provider that was asked for.
 
-    native: the provider that can record, if it works.
+    native: the provider that can record, if it works. rivals: providers that are used where they
+    measure faster.
     """
 
     table: OpTable
     native: NativeProvider | None
     notes: tuple[str, ...]
+    rivals: Rivals
 
     def recorder(self) -> Recorder | None:
         """Something that records forward steps, if every operator is native."""
@@ -142,8 +144,8 @@ def choose_operators(compute: ComputeConfig, threads: ThreadChoice) -> Operators
             raise ConfigError(
                 f"there is no operator provider {name!r}; choose native, reference or zentorch"
             )
-    table = OpTable(providers, rivals, RivalChoices(known, compute.measure))
-    return Operators(table, native, tuple(notes))
+    contest = Rivals(rivals, RivalChoices(known, compute.measure))
+    return Operators(OpTable(providers, contest), native, tuple(notes), contest)
 
 
 def _known_choices(compute: ComputeConfig, threads: ThreadChoice) -> dict[str, tuple[str, ...]]:
@@ -215,7 +217,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> BuiltEngine:
 def _keep_choices(operators: Operators, threads: ThreadChoice) -> None:
     """Keeps what was measured now for the next load."""
     native = operators.native
-    asked = [operators.table.choices, native.choices if native is not None else None]
+    asked = [operators.rivals.choices, native.choices if native is not None else None]
     measured = [choices for choices in asked if choices is not None and choices.measured]
     if measured:
         _choice_file(threads).save(measured[0].known)  # they share what they know

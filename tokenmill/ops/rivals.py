@@ -8,22 +8,45 @@ at the next load.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from tokenmill.ops.choice import GAIN, MEASURED_AT, NUM_CHOICES, Measure
+from tokenmill.ops.table import Linear, Provider, RmsNorm, Weight
+from tokenmill.weights.tensor import RawTensor
 
-if TYPE_CHECKING:
-    from tokenmill.ops.table import Linear
+log = logging.getLogger("tokenmill.ops")
 
-ROUNDS = 3
+ROUNDS, RUNS = 3, 3
+OTHER_OPERATORS = 6
+"""As many as there are in a layer beside one product."""
+
 SETTLE_S = 0.01
 """Between measurements: threads of the one before stop waiting for more work."""
+
+
+class Program(Protocol):
+    """Recorded operators."""
+
+    def run(self) -> None:
+        """Run them."""
+        ...
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A provider that can turn operators into one call."""
+
+    def record(self, forward: Callable[[], object]) -> Program:
+        """Notes what ``forward`` calls, without running it."""
+        ...
 
 
 class ProviderFailed(Exception):
@@ -85,16 +108,91 @@ class RivalChoices:
         return fastest if costs[fastest] < costs[names[0]] + math.log(GAIN) else names[0]
 
 
-def time_linear(params: Linear, run: Callable[..., None], rows: int) -> float:
-    """Seconds of one bound matrix product over so many rows, the better of two."""
+@dataclass
+class Rivals:
+    """Providers of Linear alone, and what decides whether one of them gets a matrix."""
+
+    providers: list[Provider]
+    choices: RivalChoices
+
+    def pack(self, preferred: Provider, segments: Sequence[RawTensor]) -> Weight:
+        """The matrix, packed by the preferred provider or by a rival that is faster with it."""
+        contenders = {p.name: p for p in (preferred, *self._willing(segments))}
+        if len(contenders) == 1:
+            return preferred.pack(segments)
+        packed: dict[str, Linear] = {}
+
+        def measure(name: str, rows: int) -> float:
+            if name not in packed:
+                packed[name] = Linear(contenders[name].pack(segments))
+            return seconds_of(step_of(contenders[name], preferred, packed[name], rows))
+
+        rows, formats = sum(s.shape[0] for s in segments), [s.format for s in segments]
+        matrix = _matrix_name(rows, segments[0].shape[1], formats, list(contenders))
+        try:
+            name = self.choices.choose(matrix, list(contenders), measure)
+            return packed[name].weight if name in packed else contenders[name].pack(segments)
+        except ProviderFailed as failure:
+            log.warning("%s is not used: %s", failure.provider, failure)
+            self.providers = [p for p in self.providers if p.name != failure.provider]
+            return self.pack(preferred, segments)
+
+    def stands(self, weight: Weight) -> bool:
+        """Whether a matrix that was packed at an earlier start would go to the same provider now.
+
+        False also where that has to be measured first.
+        """
+        rows, cols = weight.out_features, weight.in_features
+        rivals = self._willing([RawTensor("", f, (rows, cols), torch.empty(0)) for f in weight.formats])
+        if not rivals:
+            return True
+        names = [weight.provider, *(p.name for p in rivals)]
+        matrix = _matrix_name(rows, cols, weight.formats, names)
+        return self.choices.look_up(matrix, names) == weight.provider
+
+    def _willing(self, segments: Sequence[RawTensor]) -> list[Provider]:
+        return [p for p in self.providers if p.why_not_pack(segments) is None]
+
+
+def _matrix_name(rows: int, cols: int, formats: Sequence[str], providers: Sequence[str]) -> str:
+    """What choices call a matrix."""
+    shown = "+".join(dict.fromkeys(formats))
+    return f"matrix {rows}x{cols} {shown} ({' or '.join(providers)})"
+
+
+def step_of(provider: Provider, preferred: Provider, params: Linear, rows: int) -> Callable[[], None]:
+    """A part of a forward step: the product, among other operators of the preferred provider.
+
+    That of the preferred provider is recorded, if it can be. So a rival pays for what a step loses with
+    it: being one native call, and threads that all belong to one pool.
+    """
+    width = params.weight.in_features
     count = torch.tensor([rows], dtype=torch.int32)
-    x, out = (
-        torch.full((rows, params.weight.in_features), 0.5),
-        torch.empty(rows, params.weight.out_features),
-    )
+    x, out = torch.full((rows, width), 0.5), torch.empty(rows, params.weight.out_features)
+    product = provider.bind(params)
+    norm, normalised = preferred.bind(RmsNorm(torch.ones(width), 1e-6)), torch.empty(rows, width)
+
+    def forward() -> None:
+        product(count, x, out)
+        for _ in range(OTHER_OPERATORS):
+            norm(count, x, normalised)
+
+    if provider is not preferred or not isinstance(preferred, Records):
+        return forward
+    program = preferred.record(forward)
+    return partial(_replay, program, forward)
+
+
+def _replay(program: Program, forward: Callable[[], None]) -> None:
+    """Runs what was recorded. forward: holds the buffers; the program knows only their addresses."""
+    program.run()
+
+
+def seconds_of(step: Callable[[], None]) -> float:
+    """The best of a few times in a row."""
     best = math.inf
-    for _ in range(2):
+    for _ in range(RUNS):
         started = time.perf_counter()
-        run(count, x, out)
+        step()
         best = min(best, time.perf_counter() - started)
     return best

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from tokenmill.ops.rivals import ProviderFailed, RivalChoices, time_linear
 from tokenmill.weights.tensor import RawTensor
 
 log = logging.getLogger("tokenmill.ops")
@@ -284,17 +283,29 @@ class Provider(Protocol):
         ...
 
 
+class Contest(Protocol):
+    """Providers of Linear alone that get a matrix where they are faster (see ops/rivals.py)."""
+
+    providers: list[Provider]
+
+    def pack(self, preferred: Provider, segments: Sequence[RawTensor]) -> Weight:
+        """The matrix, packed by the fastest."""
+        ...
+
+    def stands(self, weight: Weight) -> bool:
+        """Whether a matrix that was packed at an earlier start would go to the same provider now."""
+        ...
+
+
 @dataclass
 class OpTable:
     """The providers in order of preference, and what was chosen.
 
-    rivals: providers of Linear alone, which get a matrix only where they measure faster. choices: what
-    was measured; without it, rivals get nothing.
+    rivals: providers that may get a matrix instead of the preferred one.
     """
 
     providers: Sequence[Provider]
-    rivals: list[Provider] = field(default_factory=list)
-    choices: RivalChoices | None = None
+    rivals: Contest | None = None
     chosen: list[tuple[str, str, str]] = field(default_factory=list)
     """(operator, detail, provider) in order of binding; ``tokenmill info`` prints it."""
     bound: list[OpParams] = field(default_factory=list)
@@ -306,7 +317,8 @@ class OpTable:
         Raises LookupError if none can, with every provider's reason.
         """
         reasons: list[str] = []
-        for provider in (*self.providers, *self.rivals):
+        rivals = self.rivals.providers if self.rivals else []
+        for provider in [*self.providers, *rivals]:
             reason = provider.why_not(params)
             if reason is None:
                 self.chosen.append((params.op, describe(params), provider.name))
@@ -325,55 +337,15 @@ class OpTable:
         for provider in self.providers:
             reason = provider.why_not_pack(segments)
             if reason is None:
-                return self._fastest(provider, segments) if only_linear else provider.pack(segments)
+                contested = self.rivals if only_linear else None
+                return contested.pack(provider, segments) if contested else provider.pack(segments)
             reasons.append(f"{provider.name}: {reason}")
         names = ", ".join(s.name for s in segments)
         raise LookupError(f"no provider packs {names}: " + "; ".join(reasons))
 
     def stands(self, weight: Weight) -> bool:
-        """Whether a matrix that was packed at an earlier start would go to the same provider now.
-
-        False also where that has to be measured first.
-        """
-        shape = (weight.out_features, weight.in_features)
-        stand_ins = [RawTensor("", name, shape, torch.empty(0)) for name in weight.formats]
-        rivals = [p for p in self.rivals if p.why_not_pack(stand_ins) is None]
-        if not rivals or self.choices is None:
-            return True
-        names = [weight.provider, *(p.name for p in rivals)]
-        return (
-            self.choices.look_up(_matrix_name(*shape, weight.formats, names), names) == weight.provider
-        )
-
-    def _fastest(self, preferred: Provider, segments: Sequence[RawTensor]) -> Weight:
-        """The matrix, packed by the preferred provider or by a rival that measures faster."""
-        rivals = [p for p in self.rivals if p.why_not_pack(segments) is None]
-        if not rivals or self.choices is None:
-            return preferred.pack(segments)
-        contenders = {p.name: p for p in (preferred, *rivals)}
-        packed: dict[str, tuple[Linear, Callable[..., None]]] = {}
-
-        def measure(name: str, rows: int) -> float:
-            if name not in packed:
-                params = Linear(contenders[name].pack(segments))
-                packed[name] = params, contenders[name].bind(params)
-            return time_linear(*packed[name], rows)
-
-        rows, formats = sum(s.shape[0] for s in segments), [s.format for s in segments]
-        matrix = _matrix_name(rows, segments[0].shape[1], formats, list(contenders))
-        try:
-            name = self.choices.choose(matrix, list(contenders), measure)
-            return packed[name][0].weight if name in packed else contenders[name].pack(segments)
-        except ProviderFailed as failure:
-            log.warning("%s is not used: %s", failure.provider, failure)
-            self.rivals = [p for p in self.rivals if p.name != failure.provider]
-            return self._fastest(preferred, segments)
-
-
-def _matrix_name(rows: int, cols: int, formats: Sequence[str], providers: Sequence[str]) -> str:
-    """What choices call a matrix."""
-    shown = "+".join(dict.fromkeys(formats))
-    return f"matrix {rows}x{cols} {shown} ({' or '.join(providers)})"
+        """Whether a matrix that was packed at an earlier start would go to the same provider now."""
+        return self.rivals is None or self.rivals.stands(weight)
 
 
 def describe(params: OpParams) -> str:
