@@ -167,8 +167,17 @@ def test_the_exit_status_says_whether_the_engine_lived(
     assert lines[0] == "model     first, second, up to 1000 tokens"
     assert "access    with an API key" in lines
     assert any(line.startswith("address   http://127.0.0.1:") for line in lines)
+    assert any(line.startswith("web page  http://127.0.0.1:") for line in lines)
     assert lines[-2].startswith("  curl http://127.0.0.1:")
     assert "Bearer '$TOKENMILL_API_KEY" in lines[-2]
     assert '"model": "first"' in lines[-2]
     assert "hush" not in "".join(lines)
     assert lines[-1] == ("stopped" if healthy else "stopped: the engine died")
+
+
+def test_a_page_that_is_left_out_is_not_announced(
+    engine: CliEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "serve", lambda *args, **kwargs: True)
+    assert main(["serve", "fake", "--port", "0", "--no-web"]) == 0
+    assert "web page" not in capsys.readouterr().err

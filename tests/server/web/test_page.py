@@ -653,6 +653,12 @@ def test_a_full_storage_is_told(tabs: Opening) -> None:
     tab.wait()
     assert tab.answers() == ["Hello."]
     expect(tab.page.locator("#notice")).to_contain_text("The browser's storage is full")
+    tab.page.get_by_role("button", name="Dismiss").click()
+    chat = {"messages": [{"id": "a", "parent": None, "role": "user", "content": "Other"}]}
+    file = {"format": "tokenmill-conversations", "version": 1, "conversations": [chat]}
+    import_text(tab, json.dumps(file))
+    expect(tab.page.locator("#notice")).to_contain_text("The browser's storage is full")
+    assert tab.questions() == ["Other"]
 
 
 def test_forbidden_storage_only_forgets(tabs: Opening) -> None:

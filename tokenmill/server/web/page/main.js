@@ -320,9 +320,10 @@ class Page {
     if (!file) return;
     try {
       const conversations = imported(await file.text());
-      conversations.forEach((conversation) => this.store.save(conversation));
+      const kept = conversations.filter((conversation) => this.store.save(conversation));
       if (conversations.length > 0) this.open(conversations[0].id);
-      this.notice(`Imported ${conversations.length === 1 ? "one chat" : `${conversations.length} chats`}.`);
+      if (kept.length < conversations.length) return; // the store has said why
+      this.notice(`Imported ${kept.length === 1 ? "one chat" : `${kept.length} chats`}.`);
     } catch (error) {
       this.notice(error.message, { wrong: true });
     }
@@ -333,8 +334,14 @@ class Page {
     const id = this.store.changed(key);
     if (id === null) return;
     const changed = this.store.get(id);
-    if (id === this.conversation.id && changed && !this.running.has(id)) this.show(changed);
-    else this.drawList();
+    if (id !== this.conversation.id || !changed || this.running.has(id)) {
+      this.drawList();
+      return;
+    }
+    this.conversation = changed;
+    if (!byId("settings").contains(document.activeElement)) this.settings.show(changed);
+    this.draw();
+    if (this.follows) this.toEnd();
   }
 }
 

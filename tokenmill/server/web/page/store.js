@@ -26,9 +26,10 @@ export class ConversationStore {
     return this.held.get(id);
   }
 
+  // Whether the storage took it.
   save(conversation) {
     this.held.set(conversation.id, conversation);
-    this.write(CONVERSATION + conversation.id, conversation);
+    return this.write(CONVERSATION + conversation.id, conversation);
   }
 
   remove(id) {
@@ -76,8 +77,10 @@ export class ConversationStore {
   write(key, value) {
     try {
       this.storage?.setItem(key, JSON.stringify(value));
+      return true;
     } catch {
       this.failed("The browser's storage is full: export and delete conversations to keep new ones.");
+      return false;
     }
   }
 }
