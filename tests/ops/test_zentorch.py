@@ -234,7 +234,9 @@ def test_packed_weights_stand_until_it_is_faster(install: Install) -> None:
         ({name: ("reference",) * NUM_CHOICES}, True),
         ({name: ("zentorch",) * NUM_CHOICES}, False),
     ]:
-        assert OpTable([REFERENCE], Rivals([loaded()], RivalChoices(known))).stands(weight) is stands
+        choices = RivalChoices(known)  # type: ignore[arg-type]
+        assert OpTable([REFERENCE], Rivals([loaded()], choices)).stands(weight) is stands
+        assert choices.used == ({name: "reference"} if stands else {})
     assert OpTable([REFERENCE], Rivals([loaded()], RivalChoices({}, measures=False))).stands(weight)
     other = REFERENCE.pack([matrix(20, 32, torch.float16)])
     assert OpTable([REFERENCE], Rivals([loaded()], RivalChoices({}))).stands(other)

@@ -161,10 +161,17 @@ def describe_model(name: str, built: BuiltEngine) -> dict[str, Any]:
 
 
 def _kernel_choices(built: BuiltEngine) -> dict[str, list[str]]:
-    """Of each matrix product, the kernels for 1, up to 8, up to 64 and more rows."""
+    """Of each matrix product, the kernels for 1, up to 8, up to 64 and more rows, and of each matrix that
+    several providers wanted the one that has it.
+    """
+    from tokenmill.ops.choice import NUM_CHOICES
+
     native = built.operators.native
     used = native.choices.used if native is not None and native.choices is not None else {}
-    return {operator: list(names) for operator, names in used.items()}
+    kernels = {operator: list(names) for operator, names in used.items()}
+    return kernels | {
+        m: [name] * NUM_CHOICES for m, name in built.operators.rivals.choices.used.items()
+    }
 
 
 def print_sections(result: dict[str, Any]) -> None:

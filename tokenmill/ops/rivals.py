@@ -148,7 +148,10 @@ class Rivals:
             return True
         names = [weight.provider, *(p.name for p in rivals)]
         matrix = _matrix_name(rows, cols, weight.formats, names)
-        return self.choices.look_up(matrix, names) == weight.provider
+        if self.choices.look_up(matrix, names) != weight.provider:
+            return False
+        self.choices.used[matrix] = weight.provider
+        return True
 
     def _willing(self, segments: Sequence[RawTensor]) -> list[Provider]:
         return [p for p in self.providers if p.why_not_pack(segments) is None]
