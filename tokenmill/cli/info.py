@@ -161,8 +161,8 @@ def describe_model(name: str, built: BuiltEngine) -> dict[str, Any]:
 
 
 def _kernel_choices(built: BuiltEngine) -> dict[str, list[str]]:
-    """Of each matrix product, the kernels for 1, up to 8, up to 64 and more rows, and of each matrix that
-    several providers wanted the one that has it.
+    """Of each matrix product, the kernels for 1, up to 8, up to 64 and more rows; of each matrix that
+    several providers wanted, who has it.
     """
     from tokenmill.ops.choice import NUM_CHOICES
 
