@@ -115,7 +115,9 @@ def test_a_quantised_model(ops: OpTable, kind: Any, tolerance: float) -> None:
 def test_the_two_ends_of_an_int4_model_keep_8_bits(ops: OpTable) -> None:
     packed: list[str] = []
     pack = ops.pack
-    ops.pack = lambda segments: packed.extend(s.format for s in segments) or pack(segments)  # type: ignore
+    ops.pack = lambda segments, **how: (  # type: ignore
+        packed.extend(s.format for s in segments) or pack(segments, **how)
+    )
     OurModel(memory_checkpoint(llama()), ops, load=LoadConfig("test", quantization="int4"))
     assert packed.count("Q8_0") == 2
     assert packed.count("Q4_1") == 2 * 7
