@@ -40,7 +40,7 @@ def answer_form(
     called = "tools"
     if tools is None or not calls:
         called = asked.called if asked is not None and asked.called else "structured_outputs"
-        text = "\n".join(["start: words", form.family.words(words, mark)])
+        text = "\n".join(["start: words", form.family.words(words, (), mark)])
     else:
         text = _with_calls(form.family, tools, words, mark)
     value = StructuredOutputs(grammar=text, called=called)
@@ -56,15 +56,15 @@ def _with_calls(family: Family, tools: ToolUse, words: str | None, mark: Mark) -
     ]
     rules = ["start: calls"] if tools.must else ["start: calls | words"]
     if not tools.must:
-        rules.append(family.words(words, mark))
+        rules.append(family.words(words, functions, mark))
     if family.trigger is not None:
         trigger = mark(family.trigger)
         if tools.must or words is not None:
             rules.append(f"trigger: {trigger}")
         elif trigger.startswith("<"):
-            rules.append(f"trigger: /(?s:.*)/ {trigger}")
+            rules.append(f"trigger: {family.any_words} {trigger}")
         else:
-            rules.append(f"trigger[lazy]: /(?s:.*)/ {trigger}")
+            rules.append(f"trigger[lazy]: {family.any_words} {trigger}")
     rules.append(family.grammar(functions, mark, parallel=tools.parallel))
     return "\n".join(rules)
 

@@ -71,6 +71,18 @@ CASES: list[tuple[type[Family], str, list[Any]]] = [
         '<tool_call>{"name": "a", "arguments": {"x": 4}, oh}</tool_call>!',
         [("a", '{"x": 4}'), "!"],
     ),
+    # Hermes without its tags
+    (
+        Hermes,
+        f'{{"name": "{Q}", "arguments": {ROME}}}\n{{"name": "time.now"}}',
+        [(Q, ROME), ("time.now", "{}")],
+    ),
+    (Hermes, f'```json\n{{"name": "{Q}", "arguments": {ROME}}}\n```\nSo.', [(Q, ROME), "So."]),
+    (Hermes, f'<tools>\n{{"name": "{Q}", "arguments": {ROME}}}\n</tools>', [(Q, ROME)]),
+    (Hermes, '{"name": "Bob", "age": 3}', ['{"name": "Bob", "age": 3}']),
+    (Hermes, '```json\n{"a": 1}\n```\n', ['```json\n{"a": 1}\n```\n']),
+    (Hermes, "```python\n1\n```", ["```python\n1\n```"]),
+    (Hermes, f'{{"name": "{Q}", "arguments": {{"city": "Ro', [(Q, '{"city": "Ro')]),
     # Llama 3
     (LlamaJson, f'{{"name": "{Q}", "parameters": {ROME}}}', [(Q, ROME)]),
     (LlamaJson, f'\n<|python_tag|>{{"name": "{Q}", "parameters": {ROME}}}', [(Q, ROME)]),
@@ -272,6 +284,13 @@ def test_arguments_come_as_they_are_written(family: type[Family], text: str) -> 
     before = text[: text.index(" two")]
     (call,) = joined(read(AnswerFormat(family(), None), [before]))
     assert call[1].endswith('"one')
+
+
+@pytest.mark.parametrize("family", [Hermes, LlamaJson])
+def test_objects_that_are_no_calls_are_not_held_back(family: type[Family]) -> None:
+    reader = AnswerReader(AnswerFormat(family(), None), Begun(), FUNCTIONS)
+    parts = [part for letter in '{"city": "Rome, It' for part in reader.push(letter)]
+    assert joined(parts) == ['{"city": "Rome, It']
 
 
 def test_without_functions_nothing_is_a_call() -> None:

@@ -62,9 +62,11 @@ class Family(ABC):
         it begins with ``trigger``, which the caller defines.
         """
 
-    def words(self, form: str | None, mark: Mark) -> str:
-        """Rules in which ``words`` is an answer that calls nothing. form: what it has to be, as an
-        expression; None is any text."""
+    def words(self, form: str | None, functions: Sequence[Function], mark: Mark) -> str:
+        """Rules in which ``words`` is an answer without what ``grammar`` calls calls.
+
+        form: what it has to be, as an expression; None is any text. functions: that may be called.
+        """
         return f"words: {form or self.any_words}"
 
     def call_id(self) -> str:

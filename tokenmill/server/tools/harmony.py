@@ -71,7 +71,7 @@ class Harmony(Family):
         rules = [_thoughts("before_calls", mark), "calls: before_calls? call"]
         return "\n".join([*rules, alternatives("call", bodies)])
 
-    def words(self, form: str | None, mark: Mark) -> str:
+    def words(self, form: str | None, functions: Sequence[Function], mark: Mark) -> str:
         """See Family."""
         final = f"{mark(CHANNEL)} {quoted(FINAL)} {mark(MESSAGE)} {form or self.any_words}"
         return "\n".join([_thoughts("before_words", mark), f"words: before_words? {final}"])

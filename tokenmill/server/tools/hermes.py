@@ -4,6 +4,8 @@
     {"name": "f", "arguments": {"a": 1}}
     </tool_call>
 
+Small ones forget the tags, or write others: an answer that begins with a call of a known tool is one.
+
 Facts: https://github.com/NousResearch/Hermes-Function-Calling, chat templates of the models.
 """
 
@@ -18,6 +20,7 @@ from tokenmill.server.tools.output import Output
 from tokenmill.server.tools.source import Reading, Source, discard
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+WRAPPERS = (("```json", "```"), ("<tools>", "</tools>"))
 
 
 class Hermes(Family):
@@ -26,6 +29,7 @@ class Hermes(Family):
     name = "hermes"
     marks = (BEGIN, END)
     trigger = BEGIN
+    any_words = r"/\s*([^{\s](?s:.*))?/"
 
     @classmethod
     def recognises(cls, template: str) -> bool:
@@ -34,6 +38,7 @@ class Hermes(Family):
 
     def parse(self, source: Source, out: Output, functions: Functions) -> Reading[None]:
         """See Family."""
+        yield from self._bare_calls(source, out, functions)
         while (yield from source.until((BEGIN,), out.say)):
             space = yield from source.space()
             outcome = yield from read_calls(source, out, BEGIN + space)
@@ -46,8 +51,36 @@ class Hermes(Family):
             if outcome is not Outcome.WORDS:
                 yield from source.until((END,), discard)
 
+    def _bare_calls(self, source: Source, out: Output, functions: Functions) -> Reading[None]:
+        prefix = yield from source.space()
+        end = ""
+        for opening, closing in WRAPPERS:
+            if (yield from source.accept(opening)):
+                end = closing
+                prefix += opening + (yield from source.space())
+                break
+        if (yield from source.peek()) != "{":
+            out.say(prefix)
+            return
+        outcome = Outcome.WHOLE
+        while outcome is Outcome.WHOLE and (yield from source.peek()) == "{":
+            outcome = yield from read_calls(source, out, prefix, functions)
+            prefix = ""
+            yield from source.space()
+        if outcome is Outcome.WHOLE:
+            yield from source.accept(end)
+        elif outcome is Outcome.BROKEN:
+            yield from source.until((BEGIN,), discard)
+
     def grammar(self, functions: Sequence[Function], mark: Mark, *, parallel: bool) -> str:
         """See Family."""
         bodies = [f'"\\n" {json_call(function)} "\\n" {mark(END)}' for function in functions]
         more = f'("\\n" {mark(BEGIN)} call)*' if parallel else ""
         return "\n".join([f"calls: trigger call {more}", alternatives("call", bodies)])
+
+    def words(self, form: str | None, functions: Sequence[Function], mark: Mark) -> str:
+        """See Family. What begins like a call without tags must be one."""
+        if form is not None or not functions:
+            return super().words(form, functions, mark)
+        bare = alternatives("bare", [json_call(function) for function in functions])
+        return "\n".join([f"words: {self.any_words} | bare", bare])

@@ -13,6 +13,8 @@ from tokenmill.server.tools.source import Reading, Source
 NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
 INNER_KEY = "function"
+OTHER_KEYS = ("type", "id", "index")
+"""What else may stand before the name of a call, where any object may be meant for the reader."""
 MAX_NESTING = 8
 
 
@@ -91,8 +93,8 @@ class _Recording(Source):
 class CallObject:
     """Reads one object that describes a call: ``{"name": ..., "arguments": ...}``, in any order.
 
-    known: other names are no calls; None takes any. After ``read``, ``begun`` says whether there was a
-    call, and if not, ``raw`` is what was read.
+    known: other names, or other members before the name, make it no call; None takes any. After
+    ``read``, ``begun`` says whether there was a call, and if not, ``raw`` is what was read.
     """
 
     def __init__(self, out: Output, known: Collection[str] | None = None) -> None:
@@ -165,6 +167,8 @@ class CallObject:
                     self._emit("{}")
                 return text == "null"
             return (yield from copy_value(source, self._emit))
+        if self._known is not None and not self.begun and key not in OTHER_KEYS:
+            return False
         text, _ = yield from read_value(source)
         return bool(text)
 
