@@ -132,7 +132,7 @@ def test_serve(number: signal.Signals) -> None:
     with started("serve", "demo", "--port", "0", "--max-model-len", "1024") as process:
         assert process.stderr is not None
         lines: list[str] = []
-        while not lines or not lines[-1].startswith("serving http://"):
+        while not lines or not lines[-1].startswith("address "):
             lines.append(process.stderr.readline())
             assert lines[-1], lines
         address = lines[-1].split()[1]
