@@ -26,6 +26,7 @@ from tokenmill.engine.outputs import (
     EmbeddingRequestOutput,
     EngineStats,
     PooledOutput,
+    RequestFailed,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -33,7 +34,7 @@ from tokenmill.engine.outputs import (
 from tokenmill.engine.pooling import PoolingParams, cosine
 from tokenmill.engine.request import EngineRequest
 from tokenmill.engine.sampling_params import SamplingParams
-from tokenmill.engine.worker import EngineStopped, EngineThread, Event, RequestFailed
+from tokenmill.engine.worker import EngineStopped, EngineThread, Event
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:

@@ -153,17 +153,19 @@ def after_thoughts(token: str) -> StructuredOutputs:
 
 @pytest.mark.model
 def test_the_first_token_decides_whether_a_form_waits(llm: LLM) -> None:
-    bias = {llm.get_tokenizer().encode("The", add_special_tokens=False)[0]: 100.0}
-    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 60, "logit_bias": bias}
-    texts = {}
-    for token in ("The", "A"):
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 60}
+    (free,) = llm.generate(["The sky is"], SamplingParams(**greedy), use_tqdm=False)
+    first = llm.get_tokenizer().id_to_token(free.outputs[0].token_ids[0])
+    texts = []
+    for token in (first, "A"):
+        assert token is not None
         asked = SamplingParams(structured_outputs=after_thoughts(token), **greedy)
-        (output,) = llm.generate(["The capital of France? "], asked, use_tqdm=False)
-        texts[token] = output.outputs[0].text
-    thought, _, answer = texts["The"].partition(".")
-    assert thought.startswith("The")
+        (output,) = llm.generate(["The sky is"], asked, use_tqdm=False)
+        texts.append(output.outputs[0].text)
+    thought, _, answer = texts[0].partition(".")
+    assert free.outputs[0].text.startswith(thought)
     assert answer.strip() in ("yes", "no")
-    assert texts["A"] in ("yes", "no")
+    assert texts[1] in ("yes", "no")
 
 
 @pytest.mark.model
@@ -179,6 +181,15 @@ def test_space_in_json_has_bounds(llm: LLM) -> None:
     bias = dict.fromkeys(line_end, 100.0)
     (output,) = llm.generate(["{"], params({"json": PERSON}, logit_bias=bias), use_tqdm=False)
     assert "\n\n" not in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+
+
+@pytest.mark.model
+def test_a_form_that_gets_too_complex_fails_its_own_request_only(llm: LLM) -> None:
+    hard = params({"regex": "(a?){3000}a{3000}"})
+    with pytest.raises(RequestError, match="can't be followed any further"):
+        llm.generate(["x", "y"], [hard, params(FORMS["regex"][0])], use_tqdm=False)
+    (output,) = llm.generate(["y"], params(FORMS["regex"][0]), use_tqdm=False)
     assert output.outputs[0].finish_reason == "stop"
 
 

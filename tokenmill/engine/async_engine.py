@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ from tokenmill.engine.outputs import (
     EmbeddingRequestOutput,
     EngineStats,
     PooledOutput,
+    RequestFailed,
     RequestOutput,
     TokenOutput,
 )
 from tokenmill.engine.pooling import PoolingParams
 from tokenmill.engine.sampling_params import RequestOutputKind, SamplingParams
-from tokenmill.engine.worker import EngineStopped, EngineThread, Event, RequestFailed
+from tokenmill.engine.worker import EngineStopped, EngineThread, Event
 from tokenmill.errors import EngineDeadError, RequestError, TokenmillError
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class AsyncEngine:
         self._requests: dict[str, tuple[Conversation, _Stream]] = {}
         """By the callers' request ids."""
         self._watch: Callable[[Sequence[TokenOutput]], None] | None = None
+        self._compiling = ThreadPoolExecutor(2, thread_name_prefix="tokenmill-form")
         self._thread = EngineThread(engine, self._deliver)
 
     @classmethod
@@ -148,8 +151,12 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
         )
-        # A form may take a while to compile.
-        prepared = await asyncio.to_thread(prepare) if params.structured_outputs else prepare()
+        # A form may take a while to compile. Not on the threads that others' prompts need.
+        if params.structured_outputs:
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(self._compiling, prepare)
+        else:
+            prepared = prepare()
         conversation = prepared.conversation
         stream = _Stream(asyncio.get_running_loop())
         self._requests[name] = (conversation, stream)

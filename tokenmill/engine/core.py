@@ -17,6 +17,7 @@ from tokenmill.engine.outputs import (
     FinishReason,
     PooledOutput,
     PositionLogprobs,
+    RequestFailed,
     RequestMetrics,
     TokenOutput,
 )
@@ -136,8 +137,11 @@ class Engine:
         return sum(give_back_pages(pool.data_ptr(), pool.nbytes) for pool in pools if pool.nbytes)
 
     @torch.inference_mode()
-    def step(self) -> list[TokenOutput | PooledOutput]:
-        """Advance by one step; what it added to requests that got a token, and finished vectors."""
+    def step(self) -> list[TokenOutput | PooledOutput | RequestFailed]:
+        """Advance by one step; what it added to requests that got a token, and finished vectors.
+
+        Requests whose answer can't be given the form that they asked for have failed.
+        """
         clock = self.runner.clock
         clock.start()
         work = self._scheduler.schedule()
@@ -180,9 +184,9 @@ class Engine:
             )
         self.runner.move_states(self._cache.states.take_moves())
 
-    def _pool(self, result: StepResult) -> list[TokenOutput | PooledOutput]:
+    def _pool(self, result: StepResult) -> list[TokenOutput | PooledOutput | RequestFailed]:
         """Take in the hidden states of requests that pool them, and end those that have them all."""
-        outputs: list[TokenOutput | PooledOutput] = []
+        outputs: list[TokenOutput | PooledOutput | RequestFailed] = []
         for entry in result.hidden_rows:
             request = entry.request
             assert request.pooling is not None
@@ -227,12 +231,17 @@ class Engine:
 
     def _append(
         self, request: Request, token: int, logprobs: PositionLogprobs | None, now: float
-    ) -> TokenOutput:
+    ) -> TokenOutput | RequestFailed:
         """Add a token to its request, and finish the request if this was the last."""
         first = not request.prefilled
         request.prefilled = True
         request.tokens.append(token)
         request.sampling.append(token)
+        grammar = request.source.grammar
+        if grammar is not None and grammar.failed is not None:
+            self._finish(request, "abort")
+            problem = f"the form of the answer can't be followed any further: {grammar.failed}"
+            return RequestFailed(request.request_id, RequestError(problem))
         self._generated_tokens += 1
         metrics = request.metrics
         interval = None

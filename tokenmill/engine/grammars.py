@@ -6,8 +6,6 @@ and is waited for only when its logits are there.
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import llguidance
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance import LLMatcher, LLTokenizer
 
+from tokenmill.engine.form_checker import FormChecker
+from tokenmill.engine.grammar_text import GrammarError, grammar_limits, grammar_of, guarded, summary
 from tokenmill.engine.structured_outputs import FORMS, StructuredOutputs
 from tokenmill.errors import RequestError
 
@@ -25,21 +24,7 @@ if TYPE_CHECKING:
     from tokenmill.tokenizer import Tokenizer
 
 CACHED_GRAMMARS = 64
-MAX_MESSAGE = 400
 BITS = 32
-JSON_SPACE = r"(\n[ \t]{0,40}| )?"
-"""One space, or a line end and indentation: without a bound, models may go on with space for ever."""
-
-
-def _limits() -> LLParserLimits:
-    """Effort that a grammar may cost; beyond, it is refused, or ends its own answer."""
-    return LLParserLimits(
-        max_items_in_row=2000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        max_lexer_states=250_000,
-        max_grammar_size=500_000,
-    )
 
 
 class _Vocabulary:
@@ -64,11 +49,13 @@ class _Vocabulary:
 class AnswerGrammar:
     """The form of one answer, and how much of it is written.
 
-    Used by one thread at a time; ``prepare`` lets another compute the next mask.
+    Used by one thread at a time; ``prepare`` lets another compute the next mask. failed: why the form
+    can't be followed any further (it got too complex); then any token that ends an answer may come.
     """
 
     def __init__(self, grammars: Grammars, matcher: LLMatcher, form: StructuredOutputs) -> None:
         after = form.after.encode() if form.after is not None else None
+        self.failed: str | None = None
         self._grammars = grammars
         self._matcher = matcher
         self._after = after
@@ -92,16 +79,12 @@ class AnswerGrammar:
     def complete(self) -> bool:
         """Whether nothing can follow but the end."""
         self._wait()
-        return self.active and self._matcher.is_stopped()
+        return self.active and (self.failed is not None or self._matcher.is_stopped())
 
     def prepare(self) -> None:
         """Begin to compute the mask of the next token."""
-        if self.active and not self._matcher.is_stopped():
-            size = self._bits.numel() * 4
-            address = self._bits.data_ptr()
-            self._pending = self._grammars.threads.submit(
-                self._matcher.unsafe_compute_mask_ptr, address, size
-            )
+        if self.active and self.failed is None and not self._matcher.is_stopped():
+            self._pending = self._grammars.threads.submit(self._compute)
 
     def mask(self) -> torch.Tensor | None:
         """bool [vocab]: what may come next; None if anything may. When nothing but the end may come,
@@ -109,7 +92,7 @@ class AnswerGrammar:
         if not self.active:
             return None
         self._wait()
-        if self._matcher.is_stopped():
+        if self.failed is not None or self._matcher.is_stopped():
             return self._grammars.ends
         allowed = unpack(self._bits, self._grammars.vocab_size)
         if self._delay is not None:
@@ -126,14 +109,34 @@ class AnswerGrammar:
             self._tail = (self._tail + self._grammars.token_bytes(token))[-len(self._after) - 256 :]
             if self._after in self._tail:
                 self._after = None
-        elif not self._matcher.is_stopped() and token not in self._grammars.end_ids:
-            self._matcher.consume_token(token)
+        elif (
+            self.failed is None
+            and not self._matcher.is_stopped()
+            and token not in self._grammars.end_ids
+        ):
+            try:
+                guarded(self._matcher.consume_token, token)
+            except GrammarError as error:
+                self.failed = str(error)
+            self._note_error()
         self.prepare()
+
+    def _compute(self) -> None:
+        size = self._bits.numel() * 4
+        guarded(self._matcher.unsafe_compute_mask_ptr, self._bits.data_ptr(), size)
 
     def _wait(self) -> None:
         if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+            pending, self._pending = self._pending, None
+            try:
+                pending.result()
+            except GrammarError as error:
+                self.failed = str(error)
+            self._note_error()
+
+    def _note_error(self) -> None:
+        if self.failed is None and self._matcher.is_error():
+            self.failed = summary(self._matcher.get_error())
 
 
 def unpack(bits: torch.Tensor, count: int) -> torch.Tensor:
@@ -160,6 +163,8 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        names = {token: tokenizer.id_to_token(token) or "" for token in tokenizer.special_ids}
+        self._checker = FormChecker(vocab_size, names)
 
     def answer(self, form: StructuredOutputs) -> AnswerGrammar:
         """The form of a new answer.
@@ -168,33 +173,25 @@ class Grammars:
         """
         with self._lock:
             matcher = self._compiled.get(form)
-            if matcher is None:
-                matcher = self._compiled[form] = self._compile(form)
-                if len(self._compiled) > CACHED_GRAMMARS:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(form)
+            tokens = self._known_tokens()
+        if matcher is None:
+            # Without the lock: forms that are known need not wait for one that is slow to compile.
+            matcher = self._checked(form, tokens)
+        with self._lock:
+            self._compiled[form] = matcher
+            self._compiled.move_to_end(form)
+            if len(self._compiled) > CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
             copy = matcher.deep_copy()
         return AnswerGrammar(self, copy, form)
 
-    def _compile(self, form: StructuredOutputs) -> LLMatcher:
+    def _checked(self, form: StructuredOutputs, tokens: LLTokenizer) -> LLMatcher:
         name = next(name for name in FORMS if getattr(form, name) not in (None, False))
         called = form.called or f"structured_outputs.{name}"
-        try:
-            grammar = _grammar_of(form)
-        except Exception as error:  # converters raise what their parsers raise
-            raise RequestError(f"{called} can't be used: {_summary(str(error))}") from None
-        limits = _limits()
-        problem = LLMatcher.validate_grammar(grammar, self._known_tokens(), limits=limits)
-        if problem and not problem.startswith("WARNING"):
-            raise RequestError(f"{called} can't be used: {_summary(problem)}")
-        matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise RequestError(f"{called} can't be used: {_summary(matcher.get_error())}")
-        # A form that nothing can meet shows itself only where the first token is chosen.
-        if not any(matcher.deep_copy().compute_bitmask()):
-            raise RequestError(f"{called} can't be met by any answer")
-        return matcher
+        problem = self._checker.problem(form)
+        if problem is not None:
+            raise RequestError(f"{called} can't be used: {problem}")
+        return _compile(form, tokens, called)
 
     def _known_tokens(self) -> LLTokenizer:
         if self._vocabulary is None:
@@ -204,28 +201,18 @@ class Grammars:
         return self._vocabulary
 
 
-def _grammar_of(form: StructuredOutputs) -> str:
-    """A form in llguidance's own notation."""
-    if form.json is not None:
-        assert isinstance(form.json, str)
-        return _json_schema(form.json)
-    if form.json_object:
-        return _json_schema('{"type":"object"}')
-    if form.regex is not None:
-        return LLMatcher.grammar_from_regex(form.regex)
-    if form.choice is not None:
-        texts = " | ".join(json.dumps(text) for text in form.choice)
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
-    assert form.grammar is not None
-    if re.search(r"^\s*root\s*::=", form.grammar, re.MULTILINE):
-        return LLMatcher.grammar_from_lark(any_to_lark(form.grammar))
-    return LLMatcher.grammar_from_lark(form.grammar)
-
-
-def _json_schema(schema: str) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": JSON_SPACE})
-
-
-def _summary(message: str) -> str:
-    """The part of an error that a caller can act on."""
-    return " ".join(message.split())[:MAX_MESSAGE] or "it is invalid"
+def _compile(form: StructuredOutputs, tokens: LLTokenizer, called: str) -> LLMatcher:
+    try:
+        limits = grammar_limits()
+        matcher = guarded(LLMatcher, tokens, grammar_of(form), log_level=0, limits=limits)
+        # Some problems show only where the first token is chosen.
+        trial = matcher.deep_copy()
+        allowed = b"" if matcher.is_error() else guarded(trial.compute_bitmask)
+        for used in (matcher, trial):
+            if used.is_error():
+                raise GrammarError(summary(used.get_error()))
+    except GrammarError as error:
+        raise RequestError(f"{called} can't be used: {error}") from None
+    if not any(allowed):
+        raise RequestError(f"{called} can't be met by any answer")
+    return matcher

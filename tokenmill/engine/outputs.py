@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from tokenmill.errors import TokenmillError
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -149,6 +151,14 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestFailed:
+    """One request was refused, or can't go on; others do."""
+
+    request_id: str
+    error: TokenmillError
 
 
 @dataclass(frozen=True)

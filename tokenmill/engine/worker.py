@@ -12,19 +12,11 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from tokenmill.engine.core import Engine
-from tokenmill.engine.outputs import EngineStats, PooledOutput, TokenOutput
+from tokenmill.engine.outputs import EngineStats, PooledOutput, RequestFailed, TokenOutput
 from tokenmill.engine.request import EngineRequest
 from tokenmill.errors import EngineDeadError, TokenmillError
 
 log = logging.getLogger("tokenmill.engine")
-
-
-@dataclass(frozen=True)
-class RequestFailed:
-    """One request was refused; others go on."""
-
-    request_id: str
-    error: TokenmillError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,14 @@ from typing import Any
 
 from tokenmill.server.tools.family import Function
 
-JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Space that is free may go on for ever, and models were trained with that of Python's JSON."""
+JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+"""Space that is free may go on for ever, and models were trained with that of Python's JSON. oneOf is
+anyOf: that exactly one holds can't be told by what may come next."""
 
 DEFINITIONS = ("$defs", "definitions")
 
