@@ -201,6 +201,7 @@ def test_a_form_that_gets_too_complex_fails_its_own_request_only(llm: LLM) -> No
         ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum"),
         ({"json": {"type": "object", "properties": {"a": {"$ref": "#/nope"}}}}, "/nope"),
         ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "(.{1,1000}){1,1000}x"}, "too many"),
         ({"grammar": "start: foo"}, "foo"),
         ({"grammar": 'root ::= "a" other'}, "other"),
     ],
