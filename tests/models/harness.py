@@ -1,7 +1,8 @@
 """Runs a model by hand: step buffers, a pool of pages and block tables, without an engine.
 
-``OurModel`` keeps what a request has computed in pages, as the engine would; the pool starts as NaN and
-blocks are handed out in a scattered order, so whatever reads a place that it should not is noticed.
+``OurModel`` keeps what a request has computed in pages and slots, as the engine would; pools start as
+NaN and blocks are handed out in a scattered order, so whatever reads a place that it should not is
+noticed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tokenmill.cache.plan import plan_groups
 from tokenmill.config import LoadConfig
-from tokenmill.engine.step import LayerCache, StepBuffers
+from tokenmill.engine.runner import layer_caches
+from tokenmill.engine.step import StepBuffers
 from tokenmill.models.decoder import Model
 from tokenmill.models.registry import build_model
 from tokenmill.ops.table import OpTable
@@ -93,10 +96,12 @@ def randomise(hf: Any, seed: int = 0) -> Any:
 
 @dataclass
 class Request:
-    """Tokens of which the first ``computed`` have keys and values. tables: one per cache group."""
+    """Tokens of which the first ``computed`` are remembered. tables: one per cache group. slot: of its
+    recurrent state."""
 
     tokens: list[int]
     tables: list[list[int]]
+    slot: int
     computed: int = 0
 
 
@@ -123,43 +128,35 @@ class OurModel:
             max_model_len=max_model_len,
             cache_dtype=cache_dtype,
         )
-        specs = self.model.cache_specs()
-        self.groups = list(dict.fromkeys(specs))
-        self.max_blocks = max_blocks
+        plan = plan_groups(self.model.cache_specs())
+        self.groups = plan.groups
         self.step = StepBuffers.allocate(
             max_tokens=max_tokens,
             max_reqs=8,
             max_logits=max_tokens,
             max_blocks=max_blocks,
-            num_groups=len(self.groups),
+            num_groups=len(plan.groups),
         )
-        block_bytes = max(spec.page_bytes * specs.count(spec) for spec in self.groups)
-        num_blocks = 8 * max_blocks * len(self.groups)
-        pool = torch.full((num_blocks * block_bytes,), 0xFF, dtype=torch.uint8)
+        num_blocks = 8 * max_blocks * len(plan.groups)
+        pool = torch.full((num_blocks * plan.block_bytes,), 0xFF, dtype=torch.uint8)
+        self.states = torch.full((8, plan.slot_bytes), 0xFF, dtype=torch.uint8)
+        self.caches = layer_caches(plan, pool, self.states, self.step)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
         self.free: list[int] = order.tolist()
-        self.caches = [
-            LayerCache(
-                pool=pool,
-                block_bytes=block_bytes,
-                offset=specs[:index].count(spec) * spec.page_bytes,
-                block_table=self.step.block_tables[self.groups.index(spec)],
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                dtype=spec.dtype,
-                window=getattr(spec, "window", 0),
-            )
-            for index, spec in enumerate(specs)
-        ]
+        self.free_slots = [3, 0, 6, 5, 1, 7, 2, 4]
 
     def start(self, tokens: Sequence[int]) -> Request:
         """A new request of which nothing is computed."""
-        return Request(list(tokens), [[] for _ in self.groups])
+        slot = self.free_slots.pop()
+        self.states[slot] = 0
+        return Request(list(tokens), [[] for _ in self.groups], slot)
 
     def finish(self, request: Request) -> None:
-        """Give its blocks back; their contents stay."""
+        """Give its memory back; the contents of blocks stay, those of a slot turn to NaN."""
         for table in request.tables:
             self.free.extend(block for block in table if block >= 0)
+        self.states[request.slot] = 0xFF
+        self.free_slots.insert(0, request.slot)
 
     def run(self, work: Sequence[tuple[Request, int]]) -> list[Tensor]:
         """Compute the next n tokens of each request in one step; their logits, [n, vocab] each."""
@@ -170,10 +167,13 @@ class OurModel:
             step.token_ids[at : at + n] = torch.tensor(request.tokens[positions.start : positions.stop])
             step.positions[at : at + n] = torch.tensor(positions)
             step.token_req[at : at + n] = index
-            for spec, table, buffer in zip(self.groups, request.tables, step.block_tables, strict=True):
+            step.state_slots[index] = request.slot
+            for group, table, buffer in zip(
+                self.groups, request.tables, step.block_tables, strict=True
+            ):
                 while len(table) * BLOCK < positions.stop:
                     table.append(self.free.pop())
-                self._leave_behind(table, getattr(spec, "window", 0), positions.start)
+                self._leave_behind(table, group.window, positions.start)
                 buffer[index] = -1
                 buffer[index, : len(table)] = torch.tensor(table)
             request.computed = positions.stop

@@ -211,7 +211,8 @@ def test_a_row_is_independent_of_the_batch(
 
 # Shapes that one matrix multiplication of the BLAS library would split differently among threads.
 @pytest.mark.parametrize(
-    ("width", "features"), [(576, 1537), (896, 576), (1536, 16), (2048, 100), (4864, 1)]
+    ("width", "features"),
+    [(576, 1537), (896, 576), (1536, 16), (2048, 100), (4864, 1), (256, 33), (256, 100), (300, 130)],
 )
 def test_a_row_is_independent_of_the_thread_count(ops: OpTable, width: int, features: int) -> None:
     weight = ops.pack([raw(torch.randn(features, width))])
@@ -219,7 +220,7 @@ def test_a_row_is_independent_of_the_thread_count(ops: OpTable, width: int, feat
     x = torch.randn(20, width)
     before = torch.get_num_threads()
     results = []
-    for threads in (1, 2, 3, 4):
+    for threads in (1, 2, 3, 4, 5, 8):
         torch.set_num_threads(threads)
         out = torch.zeros(20, features)
         run(count(20), x, out)

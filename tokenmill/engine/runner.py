@@ -97,7 +97,7 @@ class Runner:
         # Left uninitialised: the system provides memory only for pages that are written.
         self.pool = torch.empty(num_blocks * plan.block_bytes, dtype=torch.uint8)
         self.states = torch.empty(num_slots, plan.slot_bytes, dtype=torch.uint8)
-        self.caches = _layer_caches(plan, self.pool, self.states, self.step)
+        self.caches = layer_caches(plan, self.pool, self.states, self.step)
         step = self.step
         self._num_tokens = int_view(step.num_tokens)
         self._num_reqs = int_view(step.num_reqs)
@@ -234,10 +234,10 @@ class Runner:
         return self._replay.profile()
 
 
-def _layer_caches(
+def layer_caches(
     plan: CachePlan, pool: torch.Tensor, states: torch.Tensor, step: StepBuffers
 ) -> Sequence[Cache]:
-    """Each layer's view of its pool, in layer order."""
+    """What each layer is handed: its view of its pool, in layer order."""
     caches: dict[int, Cache] = {
         slot.layer: StateCache(states, plan.slot_bytes, slot.offset, step.state_slots)
         for slot in plan.states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,7 @@ class AttentionWeights:
 class AttentionLayer:
     """``hidden += scale * post_norm(out(attend(rotate(qkv(norm(hidden))))))``.
 
+    rope: the step's RopeTable output, fp32 [max_tokens, rotary_dim].
     layer_norm: the norm before the projection is a LayerNorm, not an RMSNorm.
     scale: multiplies the branch (Granite); there is no post_norm beside it.
     """
@@ -71,6 +73,7 @@ class AttentionLayer:
         shape: AttentionShape,
         weights: AttentionWeights,
         scratch: Scratch,
+        rope: torch.Tensor,
         *,
         eps: float,
         cache_dtype: torch.dtype,
@@ -78,6 +81,8 @@ class AttentionLayer:
         scale: float = 1.0,
     ) -> None:
         s = shape
+        self.cache_specs = (s.cache_spec(cache_dtype),)
+        self._rope = rope
         self._qkv = ops.bind(
             Linear(
                 weights.qkv,
@@ -130,23 +135,15 @@ class AttentionLayer:
         self._qkv_buffer = scratch.get("qkv", weights.qkv.out_features)
         self._attended = scratch.get("attended", s.num_heads * s.head_dim)
 
-    def forward(
-        self, hidden: torch.Tensor, step: StepBuffers, rope: torch.Tensor, cache: LayerCache
-    ) -> None:
-        """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
-        self.read(hidden, step)
-        self.add(hidden, step, rope, cache)
-
     def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
         """The first half: take what is needed from hidden, which is free to change then."""
         self._qkv(step.num_tokens, hidden, self._qkv_buffer)
 
-    def add(
-        self, hidden: torch.Tensor, step: StepBuffers, rope: torch.Tensor, cache: LayerCache
-    ) -> None:
-        """The second half: add to hidden what follows from what was read."""
+    def add(self, hidden: torch.Tensor, step: StepBuffers, caches: Sequence[LayerCache]) -> None:
+        """The second half: add to hidden, fp32 [max_tokens, hidden_size], this layer's output."""
         rows = step.num_tokens
-        self._rope_store(step, rope, self._qkv_buffer, cache)
+        (cache,) = caches
+        self._rope_store(step, self._rope, self._qkv_buffer, cache)
         self._attend(step, self._qkv_buffer, cache, self._attended)
         if self._post_norm is None:
             self._out(rows, self._attended, hidden)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.engine.step import StepBuffers
 from tokenmill.layers.scratch import Scratch
 from tokenmill.ops.table import Activation, Linear, OpTable, RmsNorm, Weight
@@ -36,6 +38,8 @@ class MLP:
     Of a plain layer, ``hidden += scale * post_norm(down(act(up(x))))``. layer_norm: the norm before it
     is a LayerNorm, not an RMSNorm. scale: multiplies the branch (Granite), which has no post_norm then.
     """
+
+    cache_specs: tuple[CacheSpec, ...] = ()
 
     def __init__(
         self,
@@ -76,17 +80,12 @@ class MLP:
             self._branch = scratch.get("branch", weights.down.out_features)
         self._gate_up_buffer = scratch.get("gate_up", weights.gate_up.out_features)
 
-    def forward(self, hidden: torch.Tensor, step: StepBuffers) -> None:
-        """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
-        self.read(hidden, step)
-        self.add(hidden, step)
-
     def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
         """The first half: take what is needed from hidden, which is free to change then."""
         self._gate_up(step.num_tokens, hidden, self._gate_up_buffer)
 
-    def add(self, hidden: torch.Tensor, step: StepBuffers) -> None:
-        """The second half: add to hidden what follows from what was read."""
+    def add(self, hidden: torch.Tensor, step: StepBuffers, caches: Sequence[object] = ()) -> None:
+        """The second half: add to hidden, fp32 [max_tokens, hidden_size], this layer's output."""
         rows = step.num_tokens
         if self._post_norm is None:
             self._down(rows, self._gate_up_buffer, hidden)

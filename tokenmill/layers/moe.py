@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.engine.step import StepBuffers
 from tokenmill.layers.scratch import Scratch
 from tokenmill.ops.table import Activation, Experts, Linear, OpTable, RmsNorm, Route, Weight
@@ -29,6 +31,8 @@ class MoEWeights:
 class SparseMLP:
     """``hidden += sum of weight * expert(norm(hidden))`` over the experts of each token."""
 
+    cache_specs: tuple[CacheSpec, ...] = ()
+
     def __init__(
         self, ops: OpTable, weights: MoEWeights, scratch: Scratch, *, act: Activation, eps: float
     ) -> None:
@@ -43,11 +47,6 @@ class SparseMLP:
         # Ids are as wide as floats, so they go through the same kind of buffer.
         self._ids = scratch.get("expert ids", per_token).view(torch.int32)
 
-    def forward(self, hidden: torch.Tensor, step: StepBuffers) -> None:
-        """Add this layer's output to hidden, fp32 [max_tokens, hidden_size]."""
-        self.read(hidden, step)
-        self.add(hidden, step)
-
     def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
         """The first half: take what is needed from hidden, which is free to change then."""
         rows = step.num_tokens
@@ -55,7 +54,7 @@ class SparseMLP:
         self._router(rows, self._normed, self._logits)
         self._route(rows, self._logits, self._ids, self._weights)
 
-    def add(self, hidden: torch.Tensor, step: StepBuffers) -> None:
-        """The second half: add to hidden what follows from what was read."""
+    def add(self, hidden: torch.Tensor, step: StepBuffers, caches: Sequence[object] = ()) -> None:
+        """The second half: add to hidden, fp32 [max_tokens, hidden_size], this layer's output."""
         rows = step.num_tokens
         self._experts(rows, self._normed, self._ids, self._weights, hidden)

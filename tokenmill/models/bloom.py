@@ -11,15 +11,20 @@ from typing import Any
 from tokenmill.models.decoder import BuildContext, Decoder, DecoderDims
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.layer_norm_decoder import (
-    ATTENTION_NORM,
-    MLP_NORM,
     Layout,
     alibi_slopes,
     build_layer_norm_decoder,
     layer_sources,
     top_sources,
 )
-from tokenmill.models.projections import DOWN, GATE_UP, OUT, QKV
+from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    DOWN,
+    GATE_UP,
+    MLP_NORM,
+    OUT,
+    QKV,
+)
 from tokenmill.models.rearranged import Source, fused_rows
 
 ALIASES = {

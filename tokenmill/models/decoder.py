@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.engine.step import Cache, LayerCache, StepBuffers
+from tokenmill.engine.step import Cache, StepBuffers
 from tokenmill.errors import ConfigError
 from tokenmill.layers.attention import AttentionLayer, AttentionShape, AttentionWeights
 from tokenmill.layers.embedding import Embedding, EmbeddingExtras, LMHead
@@ -22,7 +22,7 @@ from tokenmill.layers.moe import MoEWeights, SparseMLP
 from tokenmill.layers.rope import Rope, RopeSpec, RotaryEmbedding
 from tokenmill.layers.scratch import Scratch
 from tokenmill.models.hf_config import ConfigReader
-from tokenmill.models.loader import WeightLoader
+from tokenmill.models.loader import TensorShapes, WeightLoader
 from tokenmill.ops.table import Activation, LayerNorm, OpTable, RmsNorm
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -49,7 +49,7 @@ class Model(Protocol):
     max_position: int
 
     def cache_specs(self) -> list[CacheSpec]:
-        """What each layer remembers, in order."""
+        """What its layers remember, in order; most remember one thing, some none or several."""
         ...
 
     def forward(self, step: StepBuffers, caches: Sequence[Cache]) -> torch.Tensor:
@@ -188,15 +188,11 @@ def layer_prefix(index: int) -> str:
     return f"model.layers.{index}."
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of tensors by name."""
-
-
 def check_weights(
     weights: WeightLoader,
     dims: DecoderDims,
-    layer_shapes: Shapes | Callable[[int], Shapes],
-    other_shapes: Shapes | None = None,
+    layer_shapes: TensorShapes | Callable[[int], TensorShapes],
+    other_shapes: TensorShapes | None = None,
 ) -> None:
     """Check all tensors of a model whose layers each hold ``layer_shapes``, or what it says of each."""
     matrix = (dims.vocab_size, dims.hidden_size)
@@ -212,25 +208,6 @@ def check_weights(
 
 
 @dataclass(frozen=True)
-class LayerPlan:
-    """One decoder layer, ready to be bound.
-
-    rope: which of the model's rotary embeddings it uses; None where the shape rotates nothing.
-    """
-
-    shape: AttentionShape
-    attention: AttentionWeights
-    mlp: MLPWeights | MoEWeights
-    rope: str | None = "all"
-
-    def without_idle_window(self, model_len: int) -> LayerPlan:
-        """The same layer, with full attention if its window covers every text of ``model_len``."""
-        if self.shape.window < model_len:
-            return self
-        return replace(self, shape=replace(self.shape, window=0))
-
-
-@dataclass(frozen=True)
 class LayerStyle:
     """How a family's layers are put together.
 
@@ -243,55 +220,132 @@ class LayerStyle:
     branch_scale: float = 1.0
 
 
-class DecoderLayer:
-    """Attention, then (or beside it) the MLP, both added to the residual stream."""
+@dataclass(frozen=True)
+class LayerContext:
+    """What a branch needs to be bound, besides its plan.
 
-    def __init__(
-        self,
-        context: BuildContext,
-        plan: LayerPlan,
-        dims: DecoderDims,
-        scratch: Scratch,
-        rope: torch.Tensor,
-        style: LayerStyle,
-    ) -> None:
-        self._attention = AttentionLayer(
+    ropes: the outputs of the model's rotary embeddings by name, fp32 [max_tokens, rotary_dim].
+    model_len: the longest text that will be served.
+    """
+
+    ops: OpTable
+    scratch: Scratch
+    dims: DecoderDims
+    style: LayerStyle
+    cache_dtype: torch.dtype
+    ropes: Mapping[str, torch.Tensor]
+    model_len: int
+
+
+class Branch(Protocol):
+    """A part of a layer that reads the residual stream and adds to it."""
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What it remembers."""
+        ...
+
+    def read(self, hidden: torch.Tensor, step: StepBuffers) -> None:
+        """Take what is needed from hidden, which is free to change then."""
+        ...
+
+    def add(self, hidden: torch.Tensor, step: StepBuffers, caches: Sequence[Any]) -> None:
+        """Add to hidden what follows from what was read. caches: one for each of ``cache_specs``."""
+        ...
+
+
+class BranchPlan(Protocol):
+    """A branch with its weights, ready to be bound."""
+
+    def bind(self, context: LayerContext) -> Branch:
+        """The branch; raises LookupError if no provider runs one of its operators."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Attention. rope: which rotary embedding it uses; None where the shape rotates nothing."""
+
+    shape: AttentionShape
+    weights: AttentionWeights
+    rope: str | None = "all"
+
+    def bind(self, context: LayerContext) -> Branch:
+        """The branch. A window that covers every text is none."""
+        idle = self.shape.window >= context.model_len
+        # Nobody reads the one column that layers that rotate nothing are handed.
+        rope = context.scratch.get("rope", 1) if self.rope is None else context.ropes[self.rope]
+        return AttentionLayer(
             context.ops,
-            plan.shape,
-            plan.attention,
-            scratch,
-            eps=dims.eps,
+            replace(self.shape, window=0) if idle else self.shape,
+            self.weights,
+            context.scratch,
+            rope,
+            eps=context.dims.eps,
             cache_dtype=context.cache_dtype,
-            layer_norm=style.layer_norm,
-            scale=style.branch_scale,
+            layer_norm=context.style.layer_norm,
+            scale=context.style.branch_scale,
         )
-        self._mlp: MLP | SparseMLP
-        if isinstance(plan.mlp, MoEWeights):
-            self._mlp = SparseMLP(context.ops, plan.mlp, scratch, act=dims.act, eps=dims.eps)
-        else:
-            self._mlp = MLP(
-                context.ops,
-                plan.mlp,
-                scratch,
-                act=dims.act,
-                eps=dims.eps,
-                layer_norm=style.layer_norm,
-                scale=style.branch_scale,
-            )
-        self._rope = rope
-        self._parallel = style.parallel
-        self.cache_spec = plan.shape.cache_spec(context.cache_dtype)
 
-    def forward(self, hidden: torch.Tensor, step: StepBuffers, cache: LayerCache) -> None:
-        """Update hidden, fp32 [max_tokens, hidden_size]."""
-        if not self._parallel:
-            self._attention.forward(hidden, step, self._rope, cache)
-            self._mlp.forward(hidden, step)
-            return
-        self._attention.read(hidden, step)
-        self._mlp.read(hidden, step)
-        self._attention.add(hidden, step, self._rope, cache)
-        self._mlp.add(hidden, step)
+
+@dataclass(frozen=True)
+class MLPPlan:
+    """A feed-forward layer, with experts or without."""
+
+    weights: MLPWeights | MoEWeights
+
+    def bind(self, context: LayerContext) -> Branch:
+        """The branch."""
+        act, eps = context.dims.act, context.dims.eps
+        if isinstance(self.weights, MoEWeights):
+            return SparseMLP(context.ops, self.weights, context.scratch, act=act, eps=eps)
+        return MLP(
+            context.ops,
+            self.weights,
+            context.scratch,
+            act=act,
+            eps=eps,
+            layer_norm=context.style.layer_norm,
+            scale=context.style.branch_scale,
+        )
+
+
+class LayerPlan(Protocol):
+    """A layer, as the stages that change the residual stream one after another.
+
+    The branches of a stage all read the stream as it enters the stage.
+    """
+
+    def stages(self, style: LayerStyle) -> Sequence[Sequence[BranchPlan]]:
+        """The stages in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttentionMLP:
+    """The usual layer: attention, then (or beside it) the MLP."""
+
+    shape: AttentionShape
+    attention: AttentionWeights
+    mlp: MLPWeights | MoEWeights
+    rope: str | None = "all"
+
+    def stages(self, style: LayerStyle) -> Sequence[Sequence[BranchPlan]]:
+        """The stages in order."""
+        attention = AttentionPlan(self.shape, self.attention, self.rope)
+        mlp = MLPPlan(self.mlp)
+        return [[attention, mlp]] if style.parallel else [[attention], [mlp]]
+
+
+@dataclass(frozen=True)
+class MixedLayer:
+    """A layer of other parts: each of ``parts`` is a stage, whose branches read the same stream."""
+
+    parts: Sequence[Sequence[BranchPlan]]
+
+    def stages(self, style: LayerStyle) -> Sequence[Sequence[BranchPlan]]:
+        """The stages in order."""
+        return self.parts
 
 
 class Decoder:
@@ -334,19 +388,17 @@ class Decoder:
         self._rotary = {
             name: RotaryEmbedding(context.ops, rope, scratch, name) for name, rope in ropes.items()
         }
-        model_len = context.model_len(max_position)
-        # What layers that rotate nothing are handed; nobody reads it.
-        no_rope = scratch.get("rope", 1)
-        self._layers = [
-            DecoderLayer(
-                context,
-                plan.without_idle_window(model_len),
-                dims,
-                scratch,
-                no_rope if plan.rope is None else self._rotary[plan.rope].out,
-                style,
-            )
-            for plan in layers
+        room = LayerContext(
+            ops=context.ops,
+            scratch=scratch,
+            dims=dims,
+            style=style,
+            cache_dtype=context.cache_dtype,
+            ropes={name: rotary.out for name, rotary in self._rotary.items()},
+            model_len=context.model_len(max_position),
+        )
+        self._stages = [
+            [branch.bind(room) for branch in stage] for layer in layers for stage in layer.stages(style)
         ]
         self._head = LMHead(
             context.ops,
@@ -370,16 +422,20 @@ class Decoder:
         )
 
     def cache_specs(self) -> list[CacheSpec]:
-        """What each layer remembers, in order."""
-        return [layer.cache_spec for layer in self._layers]
+        """What the branches of all layers remember, in order."""
+        return [spec for stage in self._stages for branch in stage for spec in branch.cache_specs]
 
-    def forward(self, step: StepBuffers, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepBuffers, caches: Sequence[Cache]) -> torch.Tensor:
         """fp32 [max_logits, vocab_size]; the first num_logits rows are this step's."""
         hidden = self._embedding.forward(step)
         for rotary in self._rotary.values():
             rotary.forward(step)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            layer.forward(hidden, step, cache)
+        remaining = iter(caches)
+        for stage in self._stages:
+            for branch in stage:
+                branch.read(hidden, step)
+            for branch in stage:
+                branch.add(hidden, step, [next(remaining) for _ in branch.cache_specs])
         return self._head.forward(hidden, step)
 
     def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:

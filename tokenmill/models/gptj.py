@@ -14,13 +14,18 @@ from tokenmill.models.decoder import BuildContext, Decoder, DecoderDims
 from tokenmill.models.gpt2 import ALIASES
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.layer_norm_decoder import (
-    ATTENTION_NORM,
     Layout,
     build_layer_norm_decoder,
     layer_sources,
     top_sources,
 )
-from tokenmill.models.projections import DOWN, GATE_UP, OUT, QKV
+from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    DOWN,
+    GATE_UP,
+    OUT,
+    QKV,
+)
 from tokenmill.models.rearranged import Source, pairs_apart
 
 THETA = 10000.0

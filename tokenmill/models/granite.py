@@ -12,27 +12,16 @@ from typing import Any
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     LayerStyle,
     check_weights,
-    layer_prefix,
 )
 from tokenmill.models.hf_config import ConfigReader
-from tokenmill.models.projections import (
-    Shapes,
-    attention_shapes,
-    load_attention,
-    load_mlp,
-    mlp_shapes,
-    norm_shapes,
-)
+from tokenmill.models.projections import load_pre_norm_layer, pre_norm_shapes
 from tokenmill.models.rope_config import read_rope
-
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 
 
 @dataclass(frozen=True)
@@ -64,34 +53,21 @@ class GraniteConfig:
             logits_scaling=read.number("logits_scaling", 1.0),
         )
 
-    def layer_shapes(self) -> Shapes:
-        """The tensors of one layer."""
-        return (
-            norm_shapes(self.dims, ATTENTION_NORM, MLP_NORM)
-            | attention_shapes(self.dims, qkv_bias=self.attention_bias, out_bias=self.attention_bias)
-            | mlp_shapes(self.dims, bias=self.mlp_bias)
-        )
-
 
 def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     """The model of a Granite checkpoint; errors as ``build_model`` says."""
     c = GraniteConfig.from_hf(config)
     weights = context.weights
     model_len = context.model_len(c.rope.position_limit)
-    check_weights(weights, c.dims, c.layer_shapes())
+    biases = {"attention_bias": c.attention_bias, "mlp_bias": c.mlp_bias}
+    check_weights(weights, c.dims, pre_norm_shapes(c.dims, **biases))
 
-    def layer(index: int) -> LayerPlan:
-        prefix = layer_prefix(index)
-        return LayerPlan(
+    def layer(index: int) -> AttentionMLP:
+        attention, mlp = load_pre_norm_layer(weights, index, **biases)
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.rope, scale=c.attention_multiplier),
-            attention=load_attention(
-                weights,
-                prefix,
-                norm=ATTENTION_NORM,
-                qkv_bias=c.attention_bias,
-                out_bias=c.attention_bias,
-            ),
-            mlp=load_mlp(weights, prefix, norm=MLP_NORM, bias=c.mlp_bias),
+            attention=attention,
+            mlp=mlp,
         )
 
     return Decoder(

@@ -17,17 +17,19 @@ from tokenmill.layers.mlp import MLPWeights
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     LayerStyle,
     check_weights,
     layer_prefix,
 )
 from tokenmill.models.projections import (
+    ATTENTION_NORM,
     DOWN,
     GATE_UP,
+    MLP_NORM,
     OUT,
     QKV,
     Shapes,
@@ -37,8 +39,6 @@ from tokenmill.models.projections import (
 )
 from tokenmill.models.rearranged import Source
 
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 POSITIONS = "model.embed_positions.weight"
 EMBEDDING_NORM = "model.embed_norm"
 FINAL_BIAS = "model.norm.bias"
@@ -147,10 +147,10 @@ def build_layer_norm_decoder(context: BuildContext, dims: DecoderDims, layout: L
     def bias(prefix: str, names: tuple[str, ...], wanted: bool) -> torch.Tensor | None:
         return weights.bias(*(f"{prefix}{name}.bias" for name in names)) if wanted else None
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
         up = GATE_UP if layout.gated else GATE_UP[1:]
-        return LayerPlan(
+        return AttentionMLP(
             shape=dims.attention_shape(layout.rope, window=layout.window),
             attention=AttentionWeights(
                 norm=weights.norm(f"{prefix}{ATTENTION_NORM}.weight"),

@@ -34,6 +34,9 @@ LAST_PROJECTION = re.compile(r"(^|\.)(down_proj|w2|o_proj|out_proj|c_proj|fc2|de
 
 ROPE_FACTORS = "rope_freqs.weight"
 
+TensorShapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
+
 MAX_NAMED = 4
 """Tensors that an error message names before it counts the rest."""
 
@@ -95,8 +98,8 @@ class WeightLoader:
 
     def check(
         self,
-        required: Mapping[str, tuple[int, ...]],
-        optional: Mapping[str, tuple[int, ...]] | None = None,
+        required: TensorShapes,
+        optional: TensorShapes | None = None,
     ) -> None:
         """Compare the whole checkpoint with the shapes that the configuration implies.
 

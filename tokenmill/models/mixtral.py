@@ -13,20 +13,25 @@ from typing import Any
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     check_weights,
     layer_prefix,
 )
 from tokenmill.models.experts import ExpertDims, ExpertNames, expert_shapes, load_experts
 from tokenmill.models.hf_config import ConfigReader
-from tokenmill.models.projections import Shapes, attention_shapes, load_attention, norm_shapes
+from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    MLP_NORM,
+    Shapes,
+    attention_shapes,
+    load_attention,
+    norm_shapes,
+)
 from tokenmill.models.rope_config import read_rope
 
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 NAMES = ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
 
 
@@ -67,9 +72,9 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     model_len = context.model_len(c.rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes())
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
-        return LayerPlan(
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.rope, window=c.window),
             attention=load_attention(weights, prefix, norm=ATTENTION_NORM),
             mlp=load_experts(weights, prefix, c.experts, NAMES, norm=MLP_NORM),

@@ -13,10 +13,10 @@ from typing import Any
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     check_weights,
     layer_prefix,
 )
@@ -96,10 +96,10 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     model_len = context.model_len(c.full_rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes())
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
         window = c.windows[index]
-        return LayerPlan(
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.sliding_rope if window else c.full_rope, window=window),
             attention=load_attention(
                 weights,

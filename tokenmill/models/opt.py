@@ -13,15 +13,20 @@ import torch
 from tokenmill.models.decoder import BuildContext, Decoder, DecoderDims
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.layer_norm_decoder import (
-    ATTENTION_NORM,
-    MLP_NORM,
     POSITIONS,
     Layout,
     build_layer_norm_decoder,
     layer_sources,
     top_sources,
 )
-from tokenmill.models.projections import DOWN, GATE_UP, OUT, QKV
+from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    DOWN,
+    GATE_UP,
+    MLP_NORM,
+    OUT,
+    QKV,
+)
 from tokenmill.models.rearranged import Source
 
 ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}

@@ -11,13 +11,17 @@ from typing import Any
 from tokenmill.models.decoder import BuildContext, Decoder, DecoderDims
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.layer_norm_decoder import (
-    ATTENTION_NORM,
     Layout,
     build_layer_norm_decoder,
     layer_sources,
     top_sources,
 )
-from tokenmill.models.projections import DOWN, GATE_UP, OUT
+from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    DOWN,
+    GATE_UP,
+    OUT,
+)
 from tokenmill.models.rearranged import Source
 from tokenmill.models.rope_config import read_rope
 

@@ -14,19 +14,22 @@ from tokenmill.layers.mlp import MLPWeights
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     check_weights,
     layer_prefix,
 )
 from tokenmill.models.hf_config import ConfigReader
-from tokenmill.models.projections import Shapes, norm_shapes
+from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    MLP_NORM,
+    Shapes,
+    norm_shapes,
+)
 from tokenmill.models.rope_config import read_rope
 
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 QKV = "self_attn.qkv_proj.weight"
 OUT = "self_attn.o_proj.weight"
 GATE_UP = "mlp.gate_up_proj.weight"
@@ -70,9 +73,9 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     model_len = context.model_len(c.rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes())
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
-        return LayerPlan(
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.rope, window=c.window),
             attention=AttentionWeights(
                 norm=weights.norm(f"{prefix}{ATTENTION_NORM}.weight"),

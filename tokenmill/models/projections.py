@@ -17,6 +17,10 @@ OUT = "self_attn.o_proj"
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 DOWN = "mlp.down_proj"
 
+ATTENTION_NORM = "input_layernorm"
+MLP_NORM = "post_attention_layernorm"
+"""Norms of families that have one before each branch, and none after it."""
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -139,3 +143,23 @@ def gate_up_sources(d: DecoderDims) -> dict[str, Source]:
         for index in range(d.num_layers)
         for name, part in rows.items()
     }
+
+
+def pre_norm_shapes(d: DecoderDims, *, attention_bias: bool, mlp_bias: bool) -> Shapes:
+    """The tensors of a layer of Llama and those who changed nothing of it."""
+    return (
+        norm_shapes(d, ATTENTION_NORM, MLP_NORM)
+        | attention_shapes(d, qkv_bias=attention_bias, out_bias=attention_bias)
+        | mlp_shapes(d, bias=mlp_bias)
+    )
+
+
+def load_pre_norm_layer(
+    weights: WeightLoader, index: int, *, attention_bias: bool, mlp_bias: bool
+) -> tuple[AttentionWeights, MLPWeights]:
+    """A layer with the tensors of ``pre_norm_shapes``."""
+    prefix = layer_prefix(index)
+    attention = load_attention(
+        weights, prefix, norm=ATTENTION_NORM, qkv_bias=attention_bias, out_bias=attention_bias
+    )
+    return attention, load_mlp(weights, prefix, norm=MLP_NORM, bias=mlp_bias)

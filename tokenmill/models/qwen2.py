@@ -12,15 +12,17 @@ from typing import Any
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     check_weights,
     layer_prefix,
 )
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    MLP_NORM,
     Shapes,
     attention_shapes,
     load_attention,
@@ -29,9 +31,6 @@ from tokenmill.models.projections import (
     norm_shapes,
 )
 from tokenmill.models.rope_config import read_rope
-
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,9 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     model_len = context.model_len(c.rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes())
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
-        return LayerPlan(
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.rope, window=c.windows[index]),
             attention=load_attention(weights, prefix, norm=ATTENTION_NORM, qkv_bias=True),
             mlp=load_mlp(weights, prefix, norm=MLP_NORM),

@@ -12,15 +12,17 @@ from typing import Any
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     check_weights,
     layer_prefix,
 )
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    MLP_NORM,
     Shapes,
     attention_shapes,
     load_attention,
@@ -31,8 +33,6 @@ from tokenmill.models.projections import (
 from tokenmill.models.qwen2 import qwen_windows
 from tokenmill.models.rope_config import read_rope
 
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 DEFAULT_HEAD_DIM = 128
 
 
@@ -74,9 +74,9 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     model_len = context.model_len(c.rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes())
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
-        return LayerPlan(
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.rope, window=c.windows[index]),
             attention=load_attention(
                 weights,

@@ -13,16 +13,18 @@ from typing import Any
 from tokenmill.layers.rope import RopeSpec, rope_frequencies
 from tokenmill.models.decoder import (
     FINAL_NORM,
+    AttentionMLP,
     BuildContext,
     Decoder,
     DecoderDims,
-    LayerPlan,
     check_weights,
     layer_prefix,
 )
 from tokenmill.models.experts import ExpertDims, ExpertNames, expert_shapes, load_experts
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.projections import (
+    ATTENTION_NORM,
+    MLP_NORM,
     Shapes,
     attention_shapes,
     load_attention,
@@ -33,8 +35,6 @@ from tokenmill.models.projections import (
 from tokenmill.models.qwen2 import qwen_windows
 from tokenmill.models.rope_config import read_rope
 
-ATTENTION_NORM = "input_layernorm"
-MLP_NORM = "post_attention_layernorm"
 QWEN2 = "Qwen2MoeForCausalLM"
 QWEN2_NAMES = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
 QWEN3_NAMES = ExpertNames()
@@ -101,9 +101,9 @@ def build(config: Mapping[str, Any], context: BuildContext) -> Decoder:
     model_len = context.model_len(c.rope.position_limit)
     check_weights(weights, c.dims, c.layer_shapes)
 
-    def layer(index: int) -> LayerPlan:
+    def layer(index: int) -> AttentionMLP:
         prefix = layer_prefix(index)
-        return LayerPlan(
+        return AttentionMLP(
             shape=c.dims.attention_shape(c.rope, window=c.windows[index]),
             attention=load_attention(
                 weights,

@@ -11,11 +11,10 @@ from typing import Any
 from tokenmill.models.decoder import BuildContext, Decoder, DecoderDims
 from tokenmill.models.hf_config import ConfigReader
 from tokenmill.models.layer_norm_decoder import (
-    ATTENTION_NORM,
-    MLP_NORM,
     Layout,
     build_layer_norm_decoder,
 )
+from tokenmill.models.projections import ATTENTION_NORM, MLP_NORM
 from tokenmill.models.rope_config import read_rope
 
 ALIASES = {"rms_norm_eps": "layer_norm_eps"}

@@ -6,9 +6,10 @@ Two rules keep "a result belongs to its request" true here:
   shape depends on that row alone. torch may give another last bit when a call's shape changes, because
   vector bodies and scalar tails differ; only operations that IEEE 754 rounds exactly (``+ - * / sqrt``,
   maximum, rounding) are applied to many rows at once;
-- matrices are multiplied in tiles of exactly ``TILE_ROWS`` rows, the last one padded with zeros, and
-  at most ``TILE_WIDTH`` summands, so the kernel that the BLAS library picks and its order of summation
-  depend neither on the number of rows nor on the number of threads (tested over many shapes).
+- matrices are multiplied in tiles of exactly ``TILE_ROWS`` by ``TILE_FEATURES``, the last ones padded
+  with zeros, and at most ``TILE_WIDTH`` summands, so the kernel that the BLAS library picks and its
+  order of summation depend neither on the number of rows nor on the number of threads (tested over
+  many shapes).
 
 Only the first ``rows`` rows of the capacity-sized buffers are read or written.
 """
@@ -44,7 +45,10 @@ from tokenmill.weights.ggml_formats import dequantize
 from tokenmill.weights.tensor import RawTensor
 
 TILE_ROWS = 16
-"""Rows of activations in one matrix multiplication, and the fewest rows of the matrix."""
+"""Rows of activations in one matrix multiplication."""
+
+TILE_FEATURES = 64
+"""Rows of the matrix in one multiplication: threads of BLAS libraries share a batch by whole tiles."""
 
 TILE_WIDTH = 256
 """Summands in one matrix multiplication: so few that BLAS libraries don't split them among threads."""
@@ -251,18 +255,18 @@ def dequantise_activations(q: Tensor, scale: Tensor) -> Tensor:
 def tiled_matmul(x: Tensor, matrix: Tensor) -> Tensor:
     """``x @ matrix.T``, fp32 [n, N], from x [n, K] and matrix [N, K], tile by tile."""
     features, width = matrix.shape
-    dense = matrix.float()
-    if features < TILE_ROWS:
-        dense = functional.pad(dense, (0, 0, 0, TILE_ROWS - features))
+    dense = functional.pad(matrix.float(), (0, 0, 0, -features % TILE_FEATURES))
+    tiles = dense.reshape(-1, TILE_FEATURES, width).transpose(1, 2)
     out = torch.empty((x.shape[0], features))
     for start in range(0, x.shape[0], TILE_ROWS):
         rows = min(TILE_ROWS, x.shape[0] - start)
         tile = torch.zeros((TILE_ROWS, width))
         tile[:rows] = x[start : start + rows]
-        y = torch.zeros((TILE_ROWS, dense.shape[0]))
+        y = torch.zeros((tiles.shape[0], TILE_ROWS, TILE_FEATURES))
         for k in range(0, width, TILE_WIDTH):
-            y += tile[:, k : k + TILE_WIDTH] @ dense[:, k : k + TILE_WIDTH].T
-        out[start : start + rows] = y[:rows, :features]
+            part = tile[:, k : k + TILE_WIDTH].expand(tiles.shape[0], -1, -1)
+            y += torch.bmm(part, tiles[:, k : k + TILE_WIDTH])
+        out[start : start + rows] = y.transpose(0, 1).reshape(TILE_ROWS, -1)[:rows, :features]
     return out
 
 
