@@ -12,7 +12,8 @@ from transformers.generation import logits_process as hf
 from tokenmill.engine import sampler
 from tokenmill.engine.sampling_params import SamplingParams
 from tokenmill.engine.sampling_state import SamplingState
-from tokenmill.engine.top_candidates import argmax, top_candidates
+from tokenmill.engine.top_candidates import top_candidates
+from tokenmill.ops.argmax import argmax
 
 VOCAB = 3001
 
@@ -230,6 +231,22 @@ def test_prompt_logprobs() -> None:
         assert entry[0].token_id == token
         assert entry[0].logprob == expected[row, token].item()
         assert entry[1].token_id == int(expected[row].argmax())
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_argmax_passes_over_what_is_no_number(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr("tokenmill.ops.argmax._native", lambda: None)
+    never, nan, ever = float("-inf"), float("nan"), float("inf")
+    logits = torch.full((5, 3000), -1.0)
+    logits[0] = never
+    logits[1] = nan
+    logits[2, 2000:2002] = ever
+    logits[3, :2999] = nan
+    logits[4] = torch.where(torch.arange(3000) == 1500, never, nan)
+    assert argmax(logits).tolist()[2:4] == [2000, 2999]
+    assert all(0 <= token < 3000 for token in argmax(logits).tolist())
+    assert argmax(logits[2:3, ::2]).tolist() == [1000]
 
 
 @pytest.mark.parametrize("vocab", [1, 100, 300, 4096, 10_007])

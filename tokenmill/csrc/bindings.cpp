@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 
+#include "argmax.h"
 #include "executor.h"
 
 namespace nb = nanobind;
@@ -223,6 +224,10 @@ NB_MODULE(_native, m) {
             return view_tiles(formats, rows, cols, at<const uint8_t>(tiles), bytes);
         },
         nb::keep_alive<0, 6>());
+    m.def(
+        "argmax",
+        [](uintptr_t x, int rows, int n, size_t stride, uintptr_t out) { argmax(at<const float>(x), rows, n, stride, at<int64_t>(out)); },
+        nb::call_guard<nb::gil_scoped_release>());
     m.def("formats", [] {
         std::vector<std::pair<std::string, int>> known;  // name, columns of a block
         for (const char* name : {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",

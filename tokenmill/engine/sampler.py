@@ -21,7 +21,8 @@ from torch import Tensor
 from tokenmill.engine.outputs import PositionLogprobs, TokenLogprob
 from tokenmill.engine.randomness import uniform
 from tokenmill.engine.sampling_state import SamplingState
-from tokenmill.engine.top_candidates import argmax, top_candidates
+from tokenmill.engine.top_candidates import top_candidates
+from tokenmill.ops.argmax import argmax
 
 WIDTHS = (64, 1024)
 """How many of the likeliest tokens are sorted for a top-k up to that; beyond, all are."""

@@ -1,6 +1,6 @@
 """The largest logits of each row, without sorting or scanning the vocabulary element by element.
 
-torch's argmax and topk compare one element at a time. Its maximum over a dimension is vectorised and
+torch's topk compares one element at a time. Its maximum over a dimension is vectorised and
 about ten times faster, so the row is first reduced to the maxima of short pieces: the k largest
 elements lie in the k pieces with the largest maxima.
 """
@@ -10,30 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ARGMAX_PIECE = 128
-
 
 def _piece_for(k: int) -> int:
     return 64 if k <= 128 else 32
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """int64 [rows]: for each row of ``logits`` [rows, vocab] the first index of its maximum."""
-    rows, vocab = logits.shape
-    pieces = vocab // ARGMAX_PIECE
-    if pieces < 2:
-        return logits.argmax(dim=1)
-    end = pieces * ARGMAX_PIECE
-    split = logits[:, :end].view(rows, pieces, ARGMAX_PIECE)
-    piece = split.amax(dim=2).argmax(dim=1)
-    row = torch.arange(rows)
-    inside = split[row, piece].argmax(dim=1)
-    best = piece * ARGMAX_PIECE + inside
-    if end < vocab:
-        tail = logits[:, end:].argmax(dim=1) + end
-        best = torch.where(logits[row, tail] > logits[row, best], tail, best)
-    result: Tensor = best
-    return result
 
 
 def top_candidates(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
