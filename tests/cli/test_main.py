@@ -171,3 +171,8 @@ def test_engine_options(engine: CliEngine) -> None:
     assert (scheduler.max_model_len, scheduler.max_num_seqs) == (99, 7)
     assert (scheduler.max_num_batched_tokens, scheduler.policy) == (70, "priority")
     assert (compute.num_threads, compute.providers) == (3, ("reference", "native"))
+
+
+def test_int8_is_a_type_of_caches_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "demo", "a", "--dtype", "int8"]) == 2
+    assert "--dtype: invalid choice: 'int8'" in capsys.readouterr().err

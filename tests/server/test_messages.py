@@ -408,6 +408,7 @@ def block(**values: Any) -> list[Any]:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role must be"),
         ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
         ({"messages": block(type="image")}, "messages[0].content[0].type 'image' is not supported"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages have no content"),
         ({"messages": block(type="document")}, "'document' is not supported"),
         ({"messages": block(type="text")}, "messages[0].content[0].text is missing"),
         ({"messages": block(type="tool_result")}, "tool_use_id is missing"),

@@ -44,6 +44,9 @@ BETWEEN_FIELDS = (
     "prompt and messages exclude each other",
     r"text.format.(name|schema) is missing",
     r"(text|output_config).format can only be text",
+    "messages have no content",
+    "tools has two functions called",
+    "tool_choice (needs tools|must name)",
     r"output_config.format.(type must be json_schema|schema is missing)",
 )
 """Why a body may be refused although each of its fields is as described."""

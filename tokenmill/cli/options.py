@@ -55,7 +55,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_num_seqs: int = 6
     )
     group.add_argument(
         "--dtype",
-        choices=("auto", "float32", "float16", "bfloat16", "int8"),
+        choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
         help="type of unquantised matrices (default: the checkpoint's)",
     )

@@ -140,6 +140,12 @@ TM_INLINE void score_blocks(const float* q, int hd, const uint8_t* const* keys, 
         }
 }
 
+// Asks for pages of a head; what the next span reads lies elsewhere, so the hardware can't foresee it.
+TM_INLINE void prefetch_pages(const uint8_t* const* pages, int blocks, size_t bytes) {
+    for (int b = 0; b < blocks; b++)
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(pages[b] + i, 0, 2);
+}
+
 template <DType D, int NR>
 static void score_rows(const float* q, int hd, const uint8_t* const* keys, const float* const* scales, int blocks, float* out) {
     constexpr int NB = NR == 1 ? 4 : NR == 2 ? 2 : 1;
@@ -222,6 +228,10 @@ static void attend_span(const AttentionArgs& a, const Item& item, const float* q
         key_scales[b] = (const float*)(keys[b] + (2 * size_t(a.num_kv_heads) - size_t(item.kv_head)) * head_bytes) +
                         size_t(item.kv_head) * kBlock;
         value_scales[b] = key_scales[b] + size_t(a.num_kv_heads) * kBlock;
+    }
+    if (item.tokens == 1) {
+        prefetch_pages(keys + b0, b1 - b0, head_bytes);
+        prefetch_pages(values + b0, b1 - b0, head_bytes);
     }
     int r = 0;
     auto score = [&](auto count) {

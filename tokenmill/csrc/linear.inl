@@ -664,6 +664,21 @@ static void multiply_tiles(const LinearArgs& a, const Scratch& x, int n, int fir
     }
 }
 
+// Asks for the start of this thread's share of the tiles, at most `bytes` of it, while the tokens are being prepared.
+static void prefetch_share(const Matrix& w, const Thread& thread, size_t bytes) {
+    int first, last;
+    thread.share(w.tiles, first, last);
+    for (const Segment& s : w.segments) {
+        if (first < s.first_tile || first >= s.first_tile + s.tiles) continue;
+        const size_t tile = s.format->tile_bytes(w.cols), left = size_t(s.first_tile + s.tiles - first) * tile;
+        const uint8_t* data = s.data + size_t(first - s.first_tile) * tile;
+        for (size_t i = 0; i < bytes && i < left; i += 64) prefetch<1>(data + i);
+    }
+}
+
+constexpr size_t kLeadBytes = 32768;  // that a waiting thread asks for: a part of the smallest second-level caches
+constexpr size_t kFirstBytes = 1536;  // that a working one does: what a core can have under way at once
+
 static void linear(const LinearArgs& a, Thread& thread) {
     const int n = *a.rows, cols = a.weight->cols;
     const Matrix& w = *a.weight;
@@ -673,6 +688,7 @@ static void linear(const LinearArgs& a, Thread& thread) {
     x.row += size_t(thread.index) * size_t(cols);
     int begin, end;
     thread.share(n, begin, end);
+    if (n > 0 && n < kTokens) prefetch_share(w, thread, begin == end ? kLeadBytes : kFirstBytes);
     for (int t = begin; t < end; t++) {
         const float* row = a.x + size_t(a.row_index ? a.row_index[t] : t) * width;
         if (a.norm && a.centre) layer_norm_row(row, a.norm, a.norm_bias, a.eps, cols, false, x.row);

@@ -93,6 +93,10 @@ class Fields:
         values = self._values.get(name)
         return self._inside(name, {} if values is None else values)
 
+    def plus(self, **values: Any) -> Fields:
+        """The same object with other values for some fields."""
+        return Fields({**self._values, **values}, self._where)
+
     def refuse(
         self, names: Collection[str], allowed: Collection[Any] = (None, False, [], {}, "")
     ) -> None:

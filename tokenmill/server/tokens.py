@@ -41,9 +41,12 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
         raise fields.wrong("prompt", "is missing; give a text, or messages")
     if text is not None and fields.has("messages"):
         raise fields.wrong("prompt", "and messages exclude each other; give one of them")
+    # Beside a text, the fields that go with messages have no effect, but are checked all the same.
+    given = fields if text is None else fields.plus(messages=[{"role": "user", "content": text}])
+    chat = read_chat(given, SamplingParams())
     return TokenizeRequest(
         model=fields.text("model"),
-        source=read_chat(fields, SamplingParams()) if text is None else text,
+        source=chat if text is None else text,
         # Chat templates write what begins a text themselves.
         add_special_tokens=fields.flag("add_special_tokens", text is not None),
         return_token_strs=fields.flag("return_token_strs"),

@@ -42,6 +42,8 @@ def read_conversation(fields: Fields) -> list[Message]:
             found.append({"role": "system", "content": _content(texts)})
         else:
             raise message.wrong("role", f"must be user or assistant, not {role!r}")
+    if not found:
+        raise fields.wrong("messages", "have no content; give them some text")
     return found
 
 

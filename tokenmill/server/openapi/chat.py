@@ -16,10 +16,14 @@ from tokenmill.server.openapi.operation import Answer, Body, Operation
 from tokenmill.server.openapi.sampling import known
 from tokenmill.server.openapi.schemas import (
     COUNT,
+    FLAG,
+    FUNCTION_NAME,
     NULL,
     OBJECT,
     TEXT,
+    Schema,
     array,
+    choice,
     constant,
     nullable,
     record,
@@ -84,6 +88,39 @@ CHUNK = record(
     {"usage": nullable(ref("Usage")), "prompt_token_ids": TOKEN_IDS},
 )
 
+FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "name": FUNCTION_NAME,
+        "description": nullable(TEXT),
+        "parameters": nullable(OBJECT),
+        "strict": nullable(FLAG),
+    },
+    "required": ["name"],
+}
+
+NAMED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": constant("function"),
+        "function": {"type": "object", "properties": {"name": TEXT}, "required": ["name"]},
+    },
+    "required": ["function", "type"],
+}
+
+ALLOWED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": constant("allowed_tools"),
+        "allowed_tools": {
+            "type": "object",
+            "properties": {"mode": choice("auto", "required"), "tools": array(NAMED)},
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["allowed_tools", "type"],
+}
+
 MESSAGES = [{"role": "user", "content": "a"}]
 
 KNOWN = known(
@@ -92,9 +129,16 @@ KNOWN = known(
         "items": OBJECT,
         "description": "Objects with role and content; the template says which roles there are.",
     },
-    tools={"description": "Functions, as the template takes them."},
+    tools={
+        "items": {
+            "type": "object",
+            "properties": {"type": constant("function"), "function": FUNCTION},
+            "required": ["function", "type"],
+        },
+        "description": "Functions, each with a name of its own.",
+    },
     tool_choice={
-        "anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT],
+        "anyOf": [{"enum": ["none", "auto", "required"]}, NAMED, ALLOWED],
         "description": "Whether tools are called, or which.",
     },
     documents={"description": "Texts for the template."},

@@ -9,6 +9,7 @@ from tokenmill.server.openapi.operation import COMMON_ERRORS, Answer, Body, Oper
 from tokenmill.server.openapi.sampling import known
 from tokenmill.server.openapi.schemas import (
     COUNT,
+    FUNCTION_NAME,
     OBJECT,
     TEXT,
     Schema,
@@ -106,7 +107,7 @@ CONVERSATION = known(
             "type": "object",
             "properties": {
                 "type": {"enum": ["custom", None]},
-                "name": {**TEXT, "minLength": 1},
+                "name": FUNCTION_NAME,
                 "description": nullable(TEXT),
                 "input_schema": OBJECT,
             },

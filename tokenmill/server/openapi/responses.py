@@ -8,6 +8,7 @@ from tokenmill.server.openapi.sampling import known
 from tokenmill.server.openapi.schemas import (
     COUNT,
     FLAG,
+    FUNCTION_NAME,
     NULL,
     NUMBER,
     OBJECT,
@@ -183,7 +184,7 @@ KNOWN = known(
             "type": "object",
             "properties": {
                 "type": constant("function"),
-                "name": {**TEXT, "minLength": 1},
+                "name": FUNCTION_NAME,
                 "description": nullable(TEXT),
                 "parameters": nullable(OBJECT),
                 "strict": nullable(FLAG),

@@ -12,7 +12,7 @@ from tokenmill.engine.structured_outputs import (
     MAX_REGEX_CHARS,
     MAX_SCHEMA_CHARS,
 )
-from tokenmill.server.openapi.schemas import NUMBER, TEXT, Schema, array, nullable
+from tokenmill.server.openapi.schemas import NUMBER, OBJECT, TEXT, Schema, array, nullable
 from tokenmill.server.sampling import MAX_CHOICES
 
 FORMS: dict[str, Schema] = {
@@ -111,7 +111,13 @@ def known(**more: Schema) -> dict[str, Schema]:
         "anyOf": [
             {"properties": {"type": {"enum": ["text", "json_object", None]}}},
             {
-                "properties": {"json_schema": {"type": "object", "required": ["schema"]}},
+                "properties": {
+                    "json_schema": {
+                        "type": "object",
+                        "properties": {"schema": OBJECT},
+                        "required": ["schema"],
+                    }
+                },
                 "required": ["type", "json_schema"],
             },
         ],

@@ -14,6 +14,7 @@ NUMBER: Schema = {"type": "number"}
 NULL: Schema = {"type": "null"}
 ANYTHING: Schema = {}
 OBJECT: Schema = {"type": "object"}
+FUNCTION_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,256}$"}
 
 
 def record(properties: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
