@@ -158,9 +158,9 @@ TM_INLINE int32_t quad_of(const int8_t* x) {
 
 // A tile of 4, 5 or 6 bits with every integer in a byte of its own, laid out as 8 bits are. Many tokens share the cost.
 template <int BITS>
-static void spread_tile(const uint8_t* w, int groups, uint8_t* out) {
-    constexpr size_t kBytes = BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
-    for (int g = 0; g < groups; g++, w += kBytes, out += 512) {
+static void spread_tile(const Format& f, const uint8_t* tile, int groups, uint8_t* out) {
+    for (int g = 0; g < groups; g++, out += 512) {
+        const uint8_t* w = tile + f.group_at(g);
         for (int i = 0; i < 256; i++) {
             out[i] = w[i] & 15;
             out[256 + i] = w[i] >> 4;
@@ -352,29 +352,30 @@ struct Tokens {
           sum(s.sum + 3 * size_t(first) * size_t(cols / kGroup) + slot) {}
 };
 
-// N tiles, w[n] their integers and s[n] their scales, times T tokens out of a block of SIZE.
+// N tiles, as packed and, if SPREAD, their integers as spread_tile leaves them, times T tokens out of a block of SIZE.
 // ahead: also prefetch what lies so many bytes further on (the next tile); 0: do not.
 template <int BITS, bool HALF, bool TWO, bool MIN, bool SPREAD, int N, int T, int SIZE>
-TM_INLINE void quant_tile(const uint8_t* const* integers, const uint8_t* const* scales, int cols, size_t ahead, Tokens x,
+TM_INLINE void quant_tile(const uint8_t* const* packed, const uint8_t* const* spread, int cols, size_t ahead, Tokens x,
                           V (*acc)[T]) {
-    constexpr size_t kBytes = SPREAD || BITS == 8 ? 512 : BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
+    constexpr size_t kIntegers = BITS == 8 ? 512 : BITS == 6 ? 384 : BITS == 5 ? 320 : 256;
+    constexpr size_t kLane = TWO && !HALF ? 16 : 32, kStride = kIntegers + kLane * (MIN ? 2 : 1);
     constexpr int kExcess = excess<BITS, HALF, MIN>();
     const int groups = cols / kGroup;
-    const uint8_t *w[N], *s[N];
+    const uint8_t *p[N], *w[N];  // this group, and its integers
     for (int n = 0; n < N; n++) {
-        w[n] = integers[n];
-        s[n] = scales[n];
+        p[n] = packed[n];
+        w[n] = SPREAD ? spread[n] : p[n];
         for (int t = 0; t < T; t++) acc[n][t] = vset(0.0f);
     }
     auto fetch = [&] {
         if (!ahead) return;
-        for (int n = 0; n < N; n++) {
-            prefetch<kBytes / 64>(w[n] + ahead);
-            prefetch<1>(s[n] + ahead);
-        }
+        for (int n = 0; n < N; n++) prefetch<(kStride + 63) / 64>(p[n] + ahead);
     };
     auto next = [&] {
-        for (int n = 0; n < N; n++) w[n] += kBytes;
+        for (int n = 0; n < N; n++) {
+            p[n] += kStride;
+            w[n] = SPREAD ? w[n] + 512 : p[n];
+        }
         x.q += SIZE * kGroup;
         x.scale += SIZE;
         x.scaled_sum += SIZE;
@@ -389,23 +390,23 @@ TM_INLINE void quant_tile(const uint8_t* const* integers, const uint8_t* const* 
             group_dot<BITS, false, SPREAD, N, T>(w, x.q, dot, dot);
 #pragma GCC unroll 2
             for (int n = 0; n < N; n++) {
-                const V scale = vhalf((const uint16_t*)s[n]);
+                const uint8_t* s = p[n] + kIntegers;
+                const V scale = vhalf((const uint16_t*)s);
                 for (int t = 0; t < T; t++) acc[n][t] = vfma(vmul(scale, vset(x.scale[t])), vtofloat(dot[n][t]), acc[n][t]);
                 if constexpr (MIN) {
-                    const V minimum = vhalf((const uint16_t*)(s[n] + 32));
+                    const V minimum = vhalf((const uint16_t*)(s + 32));
                     for (int t = 0; t < T; t++) acc[n][t] = vfma(minimum, vset(x.scaled_sum[t]), acc[n][t]);
                 }
-                s[n] += MIN ? 64 : 32;
             }
         }
     } else {
-        constexpr size_t kLane = HALF ? 32 : 16;
         for (int b = 0; b < cols / kSuper; b++) {
             const uint8_t* head[N];
             V sums[N][T], mins[N][T];
             for (int n = 0; n < N; n++) {
-                head[n] = s[n];
-                s[n] += MIN ? 64 : 32;
+                head[n] = p[n];
+                p[n] += MIN ? 64 : 32;
+                if constexpr (!SPREAD) w[n] = p[n];
                 for (int t = 0; t < T; t++) sums[n][t] = mins[n][t] = vset(0.0f);
             }
             for (int k = 0; k < 8; k++, next()) {
@@ -419,18 +420,17 @@ TM_INLINE void quant_tile(const uint8_t* const* integers, const uint8_t* const* 
                 group_dot<BITS, HALF, SPREAD, N, T>(w, x.q, dot, dot2);
 #pragma GCC unroll 2
                 for (int n = 0; n < N; n++) {
-                    V s0 = vtofloat(ifrom8((const int8_t*)s[n])), s1 = s0;
-                    if constexpr (HALF) s1 = vtofloat(ifrom8((const int8_t*)s[n] + 16));
-                    s[n] += kLane;
+                    const uint8_t* s = p[n] + kIntegers;
+                    V s0 = vtofloat(ifrom8((const int8_t*)s)), s1 = s0;
+                    if constexpr (HALF) s1 = vtofloat(ifrom8((const int8_t*)s + 16));
                     for (int t = 0; t < T; t++) {
                         V f = vmul(vtofloat(dot[n][t]), s0);
                         if constexpr (HALF) f = vfma(vtofloat(dot2[n][t]), s1, f);
                         sums[n][t] = vfma(f, vset(x.scale[t]), sums[n][t]);
                     }
                     if constexpr (MIN) {
-                        V m0 = vtofloat(ifromu8(s[n])), m1 = m0;
-                        if constexpr (HALF) m1 = vtofloat(ifromu8(s[n] + 16));
-                        s[n] += kLane;
+                        V m0 = vtofloat(ifromu8(s + kLane)), m1 = m0;
+                        if constexpr (HALF) m1 = vtofloat(ifromu8(s + kLane + 16));
                         for (int t = 0; t < T; t++) {
                             if constexpr (HALF) {
                                 mins[n][t] = vfnma(m0, vset(x.scale[t] * float(x.sum[SIZE + t])), mins[n][t]);
@@ -497,12 +497,12 @@ struct Output {
     }
 };
 
-// N tiles of a segment: their integers (spread out or as packed) and their scales.
+// N tiles of a segment: as packed and, if they are, with their integers spread out.
 template <int N>
 struct QuantTiles {
     const Segment& segment;
     int tile, cols;
-    const uint8_t *integers[N], *scales[N];
+    const uint8_t *packed[N], *spread[N];
     size_t ahead;  // bytes to the next tile, while that is still to be asked for
 };
 
@@ -510,7 +510,7 @@ struct QuantTiles {
 template <int BITS, bool HALF, bool TWO, bool MIN, bool SPREAD, int N, int T, int SIZE = T>
 static void quant_block(QuantTiles<N>& q, const Scratch& x, int first, int t0, const Output& out) {
     V acc[N][T];
-    quant_tile<BITS, HALF, TWO, MIN, SPREAD, N, T, SIZE>(q.integers, q.scales, q.cols, q.ahead, Tokens(x, q.cols, first, t0 - first),
+    quant_tile<BITS, HALF, TWO, MIN, SPREAD, N, T, SIZE>(q.packed, q.spread, q.cols, q.ahead, Tokens(x, q.cols, first, t0 - first),
                                                          acc);
     q.ahead = 0;
     for (int n = 0; n < N; n++)
@@ -527,9 +527,9 @@ static int quant_spread(const Segment& s, int tile, int cols, const Scratch& x, 
     for (int n = 0; n < N; n++) {
         const uint8_t* w = s.data + size_t(tile + n) * f.tile_bytes(cols);
         uint8_t* bytes = x.bytes + size_t(n) * kTileRows * size_t(cols);
-        spread_tile<BITS>(w, cols / kGroup, bytes);
-        q.integers[n] = bytes;
-        q.scales[n] = w + f.quant_bytes(cols);
+        spread_tile<BITS>(f, w, cols / kGroup, bytes);
+        q.packed[n] = w;
+        q.spread[n] = bytes;
     }
     int t = begin;
     for (; t + kTokens <= end; t += kTokens) {
@@ -547,7 +547,7 @@ template <int BITS, bool HALF, bool TWO, bool MIN>
 static void quant_rest(const Segment& s, int tile, int cols, const Scratch& x, int t, int end, const Output& out) {
     const Format& f = *s.format;
     const uint8_t* w = s.data + size_t(tile) * f.tile_bytes(cols);
-    QuantTiles<1> q{s, tile, cols, {w}, {w + f.quant_bytes(cols)}, f.tile_bytes(cols)};
+    QuantTiles<1> q{s, tile, cols, {w}, {}, f.tile_bytes(cols)};
     for (; t + kTokens <= end; t += kTokens) quant_block<BITS, HALF, TWO, MIN, false, 1, kTokens>(q, x, t, t, out);
     if constexpr (kTokens > 4)
         for (; t + 4 <= end; t += 4) quant_block<BITS, HALF, TWO, MIN, false, 1, 4>(q, x, t, t, out);
@@ -723,7 +723,7 @@ static void rms_norm(const RmsNormArgs& a, Thread& thread) {
 }
 
 // One weight, rounded as the checkpoint's own dequantisation rounds it.
-static float weight_at(const Format& f, const uint8_t* tile, int cols, int r, int k) {
+static float weight_at(const Format& f, const uint8_t* tile, int r, int k) {
     if (f.bits == 0) {
         const size_t i = size_t(k) * kTileRows + size_t(r);
         if (f.dtype == DType::F32) return ((const float*)tile)[i];
@@ -731,7 +731,7 @@ static float weight_at(const Format& f, const uint8_t* tile, int cols, int r, in
         return f.dtype == DType::F16 ? half_to_float(h) : bf16_to_float(h);
     }
     const int g = k / kGroup, c = k % kGroup, j = c / 4, i = c % 4;
-    const uint8_t* w = tile + size_t(g) * f.group_bytes();
+    const uint8_t* w = tile + f.group_at(g);
     int q;
     if (f.bits == 8) {
         q = int8_t(w[64 * j + 4 * r + i]);
@@ -745,23 +745,21 @@ static float weight_at(const Format& f, const uint8_t* tile, int cols, int r, in
         }
     }
     q -= f.offset;
-    const uint8_t* s = tile + f.quant_bytes(cols);
-    auto half_at = [&](size_t at) {
+    const auto half_at = [&](const uint8_t* at) {
         uint16_t h;
-        std::memcpy(&h, s + at + 2 * size_t(r), 2);
+        std::memcpy(&h, at + 2 * size_t(r), 2);
         return half_to_float(h);
     };
-    const size_t per = f.has_min ? 2 : 1;
+    const uint8_t* s = w + f.group_bytes();
     if (!f.two_level) {
-        const size_t at = size_t(g) * 32 * per;
-        float v = half_at(at) * float(q);
-        return f.has_min ? v + half_at(at + 32) : v;
+        float v = half_at(s) * float(q);
+        return f.has_min ? v + half_at(s + 32) : v;
     }
+    const uint8_t* head = tile + f.group_at(g / 8 * 8) - f.header_bytes();
     const size_t lane = f.half_group ? 32 : 16;
-    const size_t super = size_t(g / 8) * (32 * per + 8 * lane * per);
-    const size_t level = super + 32 * per + size_t(g % 8) * lane * per + size_t(f.half_group ? c / 16 * 16 : 0) + size_t(r);
-    float v = half_at(super) * float(int8_t(s[level])) * float(q);
-    return f.has_min ? v - half_at(super + 32) * float(s[level + lane]) : v;
+    s += (f.half_group ? c / 16 * 16 : 0) + r;
+    float v = half_at(head) * float(int8_t(*s)) * float(q);
+    return f.has_min ? v - half_at(head + 32) * float(s[lane]) : v;
 }
 
 static void embed(const EmbedArgs& a, Thread& thread) {
@@ -776,7 +774,7 @@ static void embed(const EmbedArgs& a, Thread& thread) {
             const uint8_t* tile = s.data + size_t(row / kTileRows) * s.format->tile_bytes(w.cols);
             float* out = a.out + size_t(t) * size_t(w.cols);
             for (int k = 0; k < w.cols; k++) {
-                const float v = weight_at(*s.format, tile, w.cols, row % kTileRows, k) * a.scale;
+                const float v = weight_at(*s.format, tile, row % kTileRows, k) * a.scale;
                 out[k] = a.accumulate ? out[k] + v : v;
             }
         }
@@ -792,7 +790,7 @@ static void dense(const DenseArgs& a, Thread& thread) {
             const uint8_t* tile = s.data + size_t(row / kTileRows) * s.format->tile_bytes(w.cols);
             for (int k = 0; k < w.cols; k++)
                 a.out[size_t(s.out_offset + row) * size_t(w.cols) + size_t(k)] =
-                    weight_at(*s.format, tile, w.cols, row % kTileRows, k);
+                    weight_at(*s.format, tile, row % kTileRows, k);
         }
     }
 }

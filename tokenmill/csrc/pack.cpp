@@ -170,11 +170,10 @@ constexpr Coding kCodings[] = {
     {{"IQ4_XS", 8, DType::F32, false, true, false, 0, 256, 136}, decode_iq4_xs},
 };
 
-void place(const Format& f, const Block& b, int block, int cols, int r, uint8_t* tile) {
+void place(const Format& f, const Block& b, int block, int r, uint8_t* tile) {
     const int groups = f.block / kGroup;
     for (int k = 0; k < groups; k++) {
-        const int g = block * groups + k;
-        uint8_t* w = tile + size_t(g) * f.group_bytes();
+        uint8_t* w = tile + f.group_at(block * groups + k);
         uint32_t quad[8], h0 = 0, h1 = 0;
         std::memcpy(quad, b.q + kGroup * k, 32);
         if (f.bits == 8) {
@@ -197,25 +196,24 @@ void place(const Format& f, const Block& b, int block, int cols, int r, uint8_t*
             std::memcpy(w + 320 + 4 * r, &h1, 4);
         }
     }
-    uint8_t* s = tile + f.quant_bytes(cols);
-    const size_t per = f.has_min ? 2 : 1;
+    const auto put_halves = [&](uint8_t* to) {
+        std::memcpy(to + 2 * r, &b.d, 2);
+        if (f.has_min) std::memcpy(to + 32 + 2 * r, &b.m, 2);
+    };
+    uint8_t* first = tile + f.group_at(block * groups);
     if (!f.two_level) {
-        s += size_t(block) * 32 * per;
-        std::memcpy(s + 2 * r, &b.d, 2);
-        if (f.has_min) std::memcpy(s + 32 + 2 * r, &b.m, 2);
+        put_halves(first + f.group_bytes());
         return;
     }
-    const size_t lane = f.half_group ? 32 : 16;
-    s += size_t(block) * (32 * per + 8 * lane * per);
-    std::memcpy(s + 2 * r, &b.d, 2);
-    if (f.has_min) std::memcpy(s + 32 + 2 * r, &b.m, 2);
-    s += 32 * per;
+    put_halves(first - f.header_bytes());
     const int halves = f.half_group ? 2 : 1;
-    for (int k = 0; k < 8; k++)
+    for (int k = 0; k < groups; k++) {
+        uint8_t* s = tile + f.group_at(block * groups + k) + f.group_bytes();
         for (int h = 0; h < halves; h++) {
-            s[size_t(k) * lane * per + size_t(16 * h + r)] = b.s[halves * k + h];
-            if (f.has_min) s[size_t(k) * lane * per + lane + size_t(16 * h + r)] = b.mins[halves * k + h];
+            s[16 * h + r] = b.s[halves * k + h];
+            if (f.has_min) s[16 * (halves + h) + r] = b.mins[halves * k + h];
         }
+    }
 }
 
 }  // namespace
@@ -239,7 +237,7 @@ void pack_tiles(const Format& f, const uint8_t* src, int rows, int cols, uint8_t
                 Block b;
                 for (int i = 0; i < cols / f.block; i++) {
                     decode(row + size_t(i) * size_t(f.block_bytes), b);
-                    place(f, b, i, cols, r, to);
+                    place(f, b, i, r, to);
                 }
             } else if (f.dtype == DType::F32) {
                 for (int k = 0; k < cols; k++) std::memcpy(to + 4 * (size_t(k) * kTileRows + size_t(r)), row + 4 * size_t(k), 4);

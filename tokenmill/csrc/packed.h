@@ -6,7 +6,8 @@
 //
 // Unquantised tile: [K][16 rows] of fp32, fp16 or bf16.
 //
-// Quantised tile: a plane of integers, then a plane of scales. Along K come groups of 32. With quad j = columns
+// Quantised tile: along K come groups of 32, each its integers and then its scales, so that a tile is one stream of
+// memory: hardware prefetchers follow one stream at twice the speed of two that take turns. With quad j = columns
 // 4j .. 4j+3 of a group, four bytes a row:
 //   8 bits  quads 0..7, each [16 rows][4] signed bytes                                             512 bytes
 //   4 bits  four times [16 rows][4]: low nibbles quad j, high nibbles quad j + 4                      256 bytes
@@ -15,9 +16,9 @@
 //           and the next are bits 4 and 5 of column 4j + i                                           384 bytes
 // Scales, one level (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL): each group has fp16 scale[16] and, with a minimum, fp16
 // minimum[16]; weight = scale * (q - offset) + minimum.
-// Scales, two levels (the K formats and IQ4_XS): each super-block of 256 has fp16 d[16] and, with a minimum, fp16
-// dmin[16]; then each of its 8 groups has int8 s[16] (twice if scales are per 16 columns) and, with a minimum,
-// uint8 m[16] (likewise); weight = d * s * (q - offset) - dmin * m.
+// Scales, two levels (the K formats and IQ4_XS): each super-block of 256 begins with fp16 d[16] and, with a minimum, fp16
+// dmin[16]; each of its 8 groups has int8 s[16] (twice if scales are per 16 columns) and, with a minimum, uint8 m[16]
+// (likewise); weight = d * s * (q - offset) - dmin * m.
 #pragma once
 
 #include <cstddef>
@@ -48,17 +49,18 @@ struct Format {
     int block;        // columns of a block in the checkpoint
     int block_bytes;  // and its bytes there
 
-    size_t group_bytes() const { return bits == 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256; }
-    size_t quant_bytes(int cols) const {
-        return bits ? size_t(cols / kGroup) * group_bytes() : size_t(cols) * kTileRows * (dtype == DType::F32 ? 4 : 2);
+    size_t group_bytes() const { return bits == 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256; }  // its integers
+    size_t scale_bytes() const { return (two_level && !half_group ? 16 : 32) * (has_min ? 2 : 1); }  // of a group
+    size_t header_bytes() const { return two_level ? 32 * (has_min ? 2 : 1) : 0; }                   // of a super-block
+    size_t group_at(int g) const {  // where in a tile
+        const size_t headers = two_level ? size_t(g / (kSuper / kGroup) + 1) : 0;
+        return headers * header_bytes() + size_t(g) * (group_bytes() + scale_bytes());
     }
-    size_t scale_bytes(int cols) const {
-        if (!bits) return 0;
-        size_t per = has_min ? 2 : 1;
-        if (!two_level) return size_t(cols / kGroup) * 32 * per;
-        return size_t(cols / kSuper) * (32 * per + 8 * 16 * per * (half_group ? 2 : 1));
+    size_t tile_bytes(int cols) const {
+        if (!bits) return size_t(cols) * kTileRows * (dtype == DType::F32 ? 4 : 2);
+        const int last = cols / kGroup - 1;
+        return (group_at(last) + group_bytes() + scale_bytes() + 63) / 64 * 64;
     }
-    size_t tile_bytes(int cols) const { return (quant_bytes(cols) + scale_bytes(cols) + 63) / 64 * 64; }
 };
 
 struct Segment {
