@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "packed.h"
+#include "args.h"
 
 namespace mill {
 

@@ -37,7 +37,7 @@ TM_INLINE int take_largest(float* x, int n) {
     return best;
 }
 
-static void route(const RouteArgs& a, Thread& thread) {
+void route(const RouteArgs& a, Thread& thread) {
     int begin, end;
     thread.share(*a.rows, begin, end);
     const int experts = a.num_experts, width = experts + (a.shared_gate ? a.shared : 0), chosen = a.top_k + a.shared;
@@ -155,7 +155,7 @@ static void sort_rows(const ExpertsArgs& a, int t0, int tokens, const ExpertRows
     rows.start[0] = 0;
 }
 
-static void experts(const ExpertsArgs& a, Thread& thread) {
+void experts(const ExpertsArgs& a, Thread& thread) {
     const int n = *a.rows, k = a.per_token, hidden = a.hidden;
     const size_t widest = size_t(a.widest);
     for (int t0 = 0; t0 < n; t0 += a.tokens_at_once) {

@@ -521,6 +521,33 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tabs: Opening, engine: SayingEng
     assert tab.chat("More") == "Hello."
 
 
+def test_a_late_refusal_of_a_former_key_asks_for_nothing(tabs: Opening) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer wrong":
+            held.append(route)
+        else:
+            route.continue_()
+
+    tab = tabs(ServerConfig(api_keys=("right",)), lambda page: page.route("**/v1/models", hold))
+    tab.expected.append(REFUSED)
+    dialog = tab.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("This server needs an API key")
+    tab.page.locator("#key").fill("wrong")
+    tab.page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    tab.page.get_by_role("button", name="Enter a key").click()
+    tab.page.locator("#key").fill("right")
+    tab.page.keyboard.press("Enter")
+    with tab.page.expect_response(lambda response: response.status == 401):
+        held[0].continue_()
+    expect(tab.page.locator("#model")).to_have_text("fake · 1,000 tokens")
+    expect(dialog).to_be_hidden()
+    assert len(held) == 1
+    assert tab.chat("Hi") == "Hello."
+
+
 def test_a_question_waits_for_the_key(tabs: Opening, engine: SayingEngine) -> None:
     tab = tabs(ServerConfig(api_keys=("right",)))
     tab.expected.append(REFUSED)

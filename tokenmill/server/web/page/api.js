@@ -28,8 +28,9 @@ export class Api {
 
   // Throws ServerError for an answer other than 2xx; status 0 is no answer at all.
   async request(path, options = {}) {
+    const { key } = this;
     const headers = { ...options.headers };
-    if (this.key !== "") headers.authorization = `Bearer ${this.key}`;
+    if (key !== "") headers.authorization = `Bearer ${key}`;
     let response;
     try {
       response = await fetch(path, { ...options, headers, cache: "no-store", redirect: "error" });
@@ -37,6 +38,8 @@ export class Api {
       if (error.name === "AbortError") throw error;
       throw new ServerError("The server can't be reached. Is it still running?", 0, null);
     }
+    // A refusal that comes after the key was changed says nothing about the new one.
+    if (response.status === 401 && key !== this.key) return this.request(path, options);
     if (!response.ok) throw await errorOf(response);
     return response;
   }

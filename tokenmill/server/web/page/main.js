@@ -23,6 +23,7 @@ class Page {
     this.store = new ConversationStore(storageOf("localStorage"), (text) => this.notice(text, { wrong: true }));
     this.running = new Map();
     this.model = null;
+    this.meeting = false;
     this.follows = true;
     this.announcer = new Announcer(byId("announcer"));
     this.turns = new Turns(byId("turns"), {
@@ -86,11 +87,15 @@ class Page {
 
   // The server's model, at the beginning and after a key was given.
   async meet() {
+    if (this.meeting) return;
+    this.meeting = true;
     try {
       [this.model] = await this.api.models();
       this.drawHead();
     } catch (error) {
       this.failed(error, () => this.meet());
+    } finally {
+      this.meeting = false;
     }
   }
 

@@ -1,11 +1,15 @@
 // The most arithmetic this instruction set can do: independent chains that never leave the registers.
+#include "kernels.h"
+#include "rows.h"
+
+namespace mill::TM_ISA {
 
 template <class T>
 TM_INLINE void keep(T& x) {
     asm volatile("" : "+m"(x) : : "memory");
 }
 
-static double fp32_operations(int rounds) {
+double fp32_operations(int rounds) {
 #if TM_AVX512
     constexpr int N = 12;
 #else
@@ -19,7 +23,7 @@ static double fp32_operations(int rounds) {
     return double(rounds) * N * 16 * 2;
 }
 
-static double int8_operations(int rounds) {
+double int8_operations(int rounds) {
 #if TM_AVX512
     constexpr int N = 12;
     __m512i acc[N], a = _mm512_set1_epi8(3), x = _mm512_set1_epi8(1);
@@ -55,7 +59,7 @@ static double int8_operations(int rounds) {
 #endif
 }
 
-static int32_t read_bytes(const uint8_t* data, size_t bytes) {
+int32_t read_bytes(const uint8_t* data, size_t bytes) {
     constexpr int N = 8;
     I sums[N];
     for (I& s : sums) s = iset(0);
@@ -69,3 +73,5 @@ static int32_t read_bytes(const uint8_t* data, size_t bytes) {
     }
     return int32_t(total);
 }
+
+}  // namespace mill::TM_ISA

@@ -4,6 +4,10 @@
 // span, their maximum, exponentials, weighted sum of values in order of position; then spans are merged in order.
 // Nothing in that depends on which other rows are computed beside it, so decode, chunked prefill and any number of
 // threads give the same bits.
+#include "kernels.h"
+#include "rows.h"
+
+namespace mill::TM_ISA {
 
 template <DType D>
 TM_INLINE V load_cached(const uint8_t* base, size_t i) {
@@ -33,7 +37,7 @@ TM_INLINE void store_cached(uint8_t* base, size_t i, float x, DType d) {
     else ((uint16_t*)base)[i] = d == DType::F16 ? float_to_half(x) : float_to_bf16(x);
 }
 
-static void rope_table(const RopeTableArgs& a, Thread& thread) {
+void rope_table(const RopeTableArgs& a, Thread& thread) {
     int begin, end;
     thread.share(*a.rows, begin, end);
     const int half = a.rotary_dim / 2;
@@ -71,7 +75,7 @@ static float head_scale(const float* x, int n) {
     return scale < FLT_MIN ? 0.0f : scale;
 }
 
-static void rope_store(const RopeStoreArgs& a, Thread& thread) {
+void rope_store(const RopeStoreArgs& a, Thread& thread) {
     const int n = *a.rows, heads = a.num_heads + 2 * a.num_kv_heads, hd = a.head_dim;
     int begin, end;
     if (a.whole_norm) {  // a token's heads are normalised together, so before they are shared out
@@ -298,12 +302,6 @@ static void attend_span(const AttentionArgs& a, const Item& item, const float* q
     weigh_all(std::integral_constant<int, 1>{});
 }
 
-TM_INLINE float exp_one(float x) {
-    alignas(64) float t[16];
-    vstore(t, vexp(vset(x)));
-    return t[0];
-}
-
 static void merge(Partial into, const Partial& part, int rows, int hd) {
     for (int r = 0; r < rows; r++) {
         if (part.l[r] == -1.0f) continue;
@@ -432,7 +430,7 @@ static void attention_as(const AttentionArgs& a, Thread& thread) {
     });
 }
 
-static void attention(const AttentionArgs& a, Thread& thread) {
+void attention(const AttentionArgs& a, Thread& thread) {
     switch (a.cache.dtype) {
         case DType::F32: return attention_as<DType::F32>(a, thread);
         case DType::F16: return attention_as<DType::F16>(a, thread);
@@ -440,3 +438,5 @@ static void attention(const AttentionArgs& a, Thread& thread) {
         default: return attention_as<DType::BF16>(a, thread);
     }
 }
+
+}  // namespace mill::TM_ISA
