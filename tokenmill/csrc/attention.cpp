@@ -4,7 +4,6 @@
 // span, their maximum, exponentials, weighted sum of values in order of position; then spans are merged in order.
 // Nothing in that depends on which other rows are computed beside it, so decode, chunked prefill and any number of
 // threads give the same bits.
-#include "kernels.h"
 #include "rows.h"
 
 namespace mill::TM_ISA {

@@ -1,5 +1,4 @@
 // The most arithmetic this instruction set can do: independent chains that never leave the registers.
-#include "kernels.h"
 #include "rows.h"
 
 namespace mill::TM_ISA {

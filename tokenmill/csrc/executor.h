@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "args.h"
+#include "kernels.h"
 
 namespace mill {
 

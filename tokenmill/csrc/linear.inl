@@ -122,7 +122,7 @@ TM_INLINE void group_dot(const uint8_t* const* w, const int8_t* x, I (*dot)[T], 
     }
 #elif TM_AVX2
     // vpmaddubsw adds pairs into 16 bits; `kept` quads fit before they must be widened.
-    constexpr int kept = BITS == 8 ? 1 : BITS == 6 ? 2 : BITS == 5 || HALF ? 4 : 8;
+    [[maybe_unused]] constexpr int kept = BITS == 8 ? 1 : BITS == 6 ? 2 : BITS == 5 || HALF ? 4 : 8;
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     static_assert(N == 1, "there are registers for one tile only");
     __m256i sa[T], sb[T];

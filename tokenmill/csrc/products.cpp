@@ -1,5 +1,4 @@
 // Matrix products, alone and as mixtures of experts, and the row operators beside them.
-#include "kernels.h"
 #include "rows.h"
 
 namespace mill::TM_ISA {

@@ -23,6 +23,10 @@
 #endif
 #endif
 
+#ifndef TM_ISA
+#define TM_ISA portable
+#endif
+
 #define TM_INLINE inline __attribute__((always_inline))
 
 namespace mill {
